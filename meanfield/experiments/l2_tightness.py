@@ -175,21 +175,6 @@ TIGHTNESS = Chart(
     log="x",
     ylabel=r"largest $\|J\|_\infty$ found",
 )
-RATIO = Chart(
-    "The largest row sum found over the bound, against n, for every shape of the layer.",
-    "n_tokens",
-    [
-        Curve("share", "d = {dim}, H = {n_heads}", of="best|constructed/bound"),
-        Formula(lambda n, at: 1.0, fmt="k--", flat=True, once=True),
-    ],
-    r"Largest $\infty$-norm found of L2 attention over its bound",
-    by=("dim", "n_heads"),
-    rows=lambda ds: ds.assign(share=np.fmax(ds.best, ds.constructed) / ds.bound),
-    log="x",
-    ylabel="best found / bound",
-    ylim=(0.0, 1.05),
-)
-
 EXPERIMENT = Experiment(
     measure,
     Settings(),
@@ -209,5 +194,5 @@ EXPERIMENT = Experiment(
         for n in s.n_tokens
     ],
     parameters=[Variable("dim", "dimension d"), Variable("n_heads", "heads H")],
-    figures={"tightness": TIGHTNESS, "ratio": RATIO},
+    figures={"tightness": TIGHTNESS},
 )

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,17 +28,14 @@ from meanfield.checks import to_host
 from meanfield.experiments import inputs
 from meanfield.experiments.experiment import Experiment
 from meanfield.experiments.settings import along, over, setting
-from meanfield.figures.canvas import colours, figure, kind, ticks_at
-from meanfield.figures.curves import curve, law, mark_unconverged, power_law
-from meanfield.figures.plots import plot_exponents
-from meanfield.figures.selection import fits_of, masked, model_and_text
+from meanfield.figures.canvas import kind
+from meanfield.figures.charts import Chart, Curve, Law
+from meanfield.figures.plots import exponents
+from meanfield.figures.selection import model_and_text, own_mask, select
 from meanfield.lipschitz import LocalLipschitz, local_lipschitz
 from meanfield.maps.map import constant_upper
 from meanfield.results import Variable
 from meanfield.results.fits import with_laws
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 __all__ = ["EXPERIMENT", "Settings"]
 
@@ -116,66 +113,64 @@ def _bounds(F: Any, points: torch.Tensor, radius: np.ndarray) -> dict[str, np.nd
     return {"local_upper": to_host(upper), "general_bound": general}
 
 
-@figure("constant", "constant_converged")
-def constants(ds: xr.Dataset, *, ax: Axes, causal: bool | None = None) -> Axes:
-    """Local constant against n per layer; lines: fits, with 95 % intervals of the exponents."""
-    rows, causal = masked(ds, causal)
-    ax.set(xscale="log", yscale="log", xlabel="number of tokens n", ylabel=r"$\|Df(X)\|$")
-    for k, colour in enumerate(colours(ds.sizes["layer"])):
-        at = rows.isel(layer=k).transpose("case", "window", ...)
-        n = np.broadcast_to(rows.n_tokens.values[:, None], at.constant.shape)
-        y, good = at.constant.values, at.constant_converged.values
-        ax.plot(n.ravel(), y.ravel(), "o", color=colour, markersize=3, alpha=0.5)
-        mark_unconverged(ax, n, y, good)
-        layer = int(ds.layer[k])
-        fits = fits_of(ds, quantity="constant", layer=layer, causal=causal, law="free")
-        label = f"layer {layer}: {law(fits)}".removesuffix(": ")
-        power_law(ax, fits, rows.n_tokens, color=colour, label=label)
-    ticks_at(ax, rows.n_tokens)
-    ax.set_title(f"Local constant of attention, {kind(causal)}\n{model_and_text(ds)}")
-    return ax
+def _titled(what: str) -> Any:
+    return lambda ds: f"{what}, {kind(bool(ds.causal[0]))}\n{model_and_text(ds)}"
 
 
-@figure("radius")
-def radius(ds: xr.Dataset, *, ax: Axes, causal: bool | None = None) -> Axes:
-    """Root mean square token norm against n, mean over windows and their range, per layer."""
-    rows, causal = masked(ds, causal)
-    for k, colour in enumerate(colours(ds.sizes["layer"])):
-        line = rows.radius.isel(layer=k)
-        n, low, high = rows.n_tokens, line.min("window"), line.max("window")
-        ax.plot(n, line.mean("window"), "-", color=colour, label=f"layer {int(ds.layer[k])}")
-        ax.fill_between(n, low, high, color=colour, alpha=0.15, linewidth=0)
-    ax.set(xscale="log", xlabel="number of tokens n")
-    ax.set_ylabel("root mean square of the token norms")
-    # Behind a LayerNorm norms agree to rounding, which is nothing to zoom into.
-    ax.set_ylim(0.9 * float(rows.radius.min()), 1.1 * float(rows.radius.max()))
-    ticks_at(ax, rows.n_tokens)
-    ax.set_title(f"Radius of the tokens, {kind(causal)}\n{model_and_text(ds)}")
-    return ax
+_AXES: Any = {"by": "layer", "ticks": True, "xlabel": "number of tokens n"}
 
 
-@figure("constant", "constant_converged", "local_upper")
-def beside_bounds(ds: xr.Dataset, *, ax: Axes, causal: bool | None = None) -> Axes:
-    """Constant at the first window, and the certain upper bound there, per layer.
+def constants(causal: bool) -> Chart:
+    """The chart of the plain or the masked cases."""
+    return Chart(
+        "Local constant against n per layer; lines: fits, with 95 % intervals of the exponents.",
+        "n_tokens",
+        [
+            Curve("constant", fmt="o", markersize=3, alpha=0.5),
+            Law("constant", "layer {layer}: "),
+        ],
+        _titled("Local constant of attention"),
+        rows=lambda ds: select(ds, causal=causal),
+        log="xy",
+        ylabel=r"$\|Df(X)\|$",
+        **_AXES,
+    )
 
-    Theorem 3.3 is thousands of times above both: the title has its numbers.
-    """
-    rows, causal = masked(ds, causal)
-    for k, colour in enumerate(colours(ds.sizes["layer"])):
-        line = rows.isel(layer=k, window=0)
-        label = f"layer {int(ds.layer[k])}"
-        curve(ax, line, "n_tokens", "constant", color=colour, label=label)
-        curve(ax, line, "n_tokens", "local_upper", "-.", color=colour)
-    ax.plot([], [], "k-.", label="upper bound at these tokens")
-    ax.set(xscale="log", yscale="log", xlabel="number of tokens n")
-    ax.set_ylabel(r"local constant $\|Df(X)\|$")
-    ticks_at(ax, rows.n_tokens)
-    general = rows.general_bound.isel(window=0)
+
+RADIUS = Chart(
+    "Root mean square token norm against n, median of windows and their range, per layer.",
+    "n_tokens",
+    [Curve("radius", "layer {layer}", "-", along="window")],
+    _titled("Radius of the tokens"),
+    rows=own_mask,
+    log="x",
+    ylabel="root mean square of the token norms",
+    ylim=(0, None),
+    **_AXES,
+)
+
+
+def _far_above(ds: xr.Dataset) -> str:
+    """The numbers of Theorem 3.3, thousands of times above what is drawn."""
+    general = ds.general_bound
     far = f" (Thm 3.3: {float(general.min()):,.0f} to {float(general.max()):,.0f})"
-    what = f"Constant at the first window, and its upper bound, {kind(causal)}"
-    ax.set_title(f"{what}\n{model_and_text(ds)}{far if general.notnull().any() else ''}")
-    return ax
+    words = _titled("Constant at the first window, and its upper bound")(ds)
+    return f"{words}{far if general.notnull().any() else ''}"
 
+
+BESIDE_BOUNDS = Chart(
+    "Constant at the first window, and the certain upper bound there, per layer.",
+    "n_tokens",
+    [
+        Curve("constant", "layer {layer}"),
+        Curve("local_upper", fmt="-.", key="upper bound at these tokens"),
+    ],
+    _far_above,
+    rows=lambda ds: own_mask(ds).isel(window=0),
+    log="xy",
+    ylabel=r"local constant $\|Df(X)\|$",
+    **_AXES,
+)
 
 _DIMS = ("layer", "window")
 _EXPLAINED = {
@@ -210,12 +205,12 @@ EXPERIMENT = Experiment(
     coords={Variable("window", "window of the text"): lambda s: range(s.n_windows)},
     attrs=inputs.labels,
     figures={
-        "constants": partial(constants, causal=False),
-        "constants-masked": partial(constants, causal=True),
-        "exponents": plot_exponents,
-        "growth-explained": partial(plot_exponents, quantities=_EXPLAINED),
-        "radius": radius,
-        "bounds": beside_bounds,
+        "constants": constants(causal=False),
+        "constants-masked": constants(causal=True),
+        "exponents": exponents({"constant": ""}),
+        "growth-explained": exponents(_EXPLAINED),
+        "radius": RADIUS,
+        "bounds": BESIDE_BOUNDS,
     },
     conclude=partial(
         with_laws, quantities=tuple(_EXPLAINED), by=("causal",), along="layer", groups="window"

@@ -14,7 +14,6 @@ from __future__ import annotations
 import functools
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,8 +28,8 @@ from meanfield.experiments import inputs
 from meanfield.experiments.experiment import Experiment
 from meanfield.experiments.settings import over, setting
 from meanfield.figures.charts import Chart, Curve, Formula, Law
-from meanfield.figures.plots import plot_exponents
-from meanfield.figures.selection import levels, reduced, select
+from meanfield.figures.plots import exponents
+from meanfield.figures.selection import levels, select
 from meanfield.layers import Chain
 from meanfield.lipschitz import LocalLipschitz, local_lipschitz
 from meanfield.measures import MeasureMap
@@ -209,14 +208,9 @@ def _first_layer(ds: xr.Dataset) -> xr.Dataset:
     return select(ds, layer=levels(ds, "layer")[0])
 
 
-def _median(name: str) -> Any:
-    def rows(ds: xr.Dataset) -> xr.Dataset:
-        medians = reduced(ds, name, along="window").assign(n_tokens=ds.n_tokens)
-        return (
-            medians if name in _different(ds) else medians.assign({name: np.nan * medians[name]})
-        )
-
-    return rows
+def _if_different(name: str) -> Any:
+    """The cases, without the norm of the map taken where that is the paper's."""
+    return lambda ds: ds if name in _different(ds) else ds.assign({name: np.nan * ds[name]})
 
 
 def _different(ds: xr.Dataset) -> list[str]:
@@ -250,8 +244,8 @@ GROWTH = Chart(
             one
             for k, (name, label) in enumerate(_QUANTITIES.items())
             for one in (
-                Curve(name, label, "o", rows=_median(name), color=f"C{k}"),
-                Law({"quantity": name}, color=f"C{k}"),
+                Curve(name, label, "o", along="window", rows=_if_different(name), color=f"C{k}"),
+                Law(name, color=f"C{k}"),
             )
         ),
         Formula(_drawn, "drawn by the authors", once=True, linewidth=1.4),
@@ -282,6 +276,6 @@ EXPERIMENT = Experiment(
         "text": inputs.short_name(s.text) if s.inputs == "text" else s.inputs,
         **{name: getattr(s, name) for name in _TOLD},
     },
-    figures={"growth": GROWTH, "exponents": partial(plot_exponents, quantities=_QUANTITIES)},
+    figures={"growth": GROWTH, "exponents": exponents(_QUANTITIES)},
     conclude=_conclude,
 )

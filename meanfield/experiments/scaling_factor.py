@@ -8,7 +8,7 @@ enter its layer; the constant of the head at those tokens, which are no worst ca
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -18,14 +18,10 @@ from meanfield.checks import to_host
 from meanfield.experiments import inputs
 from meanfield.experiments.experiment import Experiment
 from meanfield.experiments.settings import over, setting
-from meanfield.figures.canvas import FORMULA, figure
-from meanfield.figures.curves import mark_unconverged
-from meanfield.figures.selection import attribute, model_and_text
+from meanfield.figures.charts import Chart, Curve, Formula
+from meanfield.figures.selection import model_and_text
 from meanfield.lipschitz import LocalLipschitz, local_lipschitz
 from meanfield.results import Variable
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 __all__ = ["EXPERIMENT", "Settings"]
 
@@ -72,44 +68,45 @@ def measure(s: Settings, layer: int) -> dict[str, Any]:
     }
 
 
-@figure("exponent")
-def exponents(ds: xr.Dataset, *, ax: Axes) -> Axes:
-    """γR² of every head at the root mean square radius of its tokens, per layer."""
-    _draw_heads(ax, ds, ds.exponent.mean("window"))
-    n = attribute(ds, "n_tokens")
-    label = rf"$\log(n)/2$, n = {n}: above, $e^{{-2\gamma R^2}} < 1/n$"
-    ax.axhline(np.log(n) / 2, color="black", linestyle=":", label=label, gid=FORMULA)
-    ax.set_ylabel(r"$\gamma R^2$")
-    ax.set_title(f"$\\gamma R^2$ of each head at the radius of its tokens\n{model_and_text(ds)}")
-    return ax
+def _heads(column: str) -> Curve:
+    """A number of each head above its layer; γ = 0 has no logarithm."""
+
+    def label(ds: xr.Dataset) -> str:
+        nowhere = int((ds[column].median("window") == 0).sum())
+        words = f" ({nowhere} at 0 are not drawn)" if nowhere else ""
+        return f"a head, median of {ds.sizes['window']} windows{words}"
+
+    return Curve(column, label, "o", along="window", color="tab:blue", alpha=0.6)
 
 
-def _draw_heads(ax: Axes, ds: xr.Dataset, values: xr.DataArray) -> tuple[np.ndarray, np.ndarray]:
-    """A number of each head as dots above its layer, on a logarithmic axis; where they are.
-
-    A head none of whose eigenvalues is real has γ = 0, which has no logarithm.
-    """
-    y = values.transpose("case", "head").values
-    layer = np.broadcast_to(ds.layer.values[:, None], y.shape)
-    label = f"a head, mean of {ds.sizes['window']} windows"
-    label += f" ({(y == 0).sum()} at 0 are not drawn)" if (y == 0).any() else ""
-    ax.plot(layer.ravel(), y.ravel(), "o", color="tab:blue", alpha=0.6, label=label)
-    ax.set(yscale="log", xlabel="layer")
-    ax.set_xticks(np.unique(ds.layer.values))
-    return layer, y
-
-
-@figure("head_constant", "head_constant_converged")
-def head_constants(ds: xr.Dataset, *, ax: Axes) -> Axes:
-    """Constant of every head alone, mean over windows, per layer."""
-    layer, constant = _draw_heads(ax, ds, ds.head_constant.mean("window"))
-    good = ds.head_constant_converged.astype(bool).all("window").transpose("case", "head").values
-    mark_unconverged(ax, layer, constant, good)
-    ax.set_ylabel(r"local constant $\|Df(X)\|$ of the head alone")
-    ax.set_title(
-        f"Constant of each head alone, n = {attribute(ds, 'n_tokens')}\n{model_and_text(ds)}"
-    )
-    return ax
+EXPONENTS = Chart(
+    "γR² of every head at the root mean square radius of its tokens, per layer.",
+    "layer",
+    [
+        _heads("exponent"),
+        Formula(
+            lambda layer, at: np.log(at["n_tokens"]) / 2,
+            r"$\log(n)/2$: above, $e^{-2\gamma R^2} < 1/n$",
+            "k:",
+            flat=True,
+        ),
+    ],
+    lambda ds: f"$\\gamma R^2$ of each head at the radius of its tokens\n{model_and_text(ds)}",
+    log="y",
+    ticks=True,
+    xlabel="layer",
+    ylabel=r"$\gamma R^2$",
+)
+CONSTANTS = Chart(
+    "Constant of every head alone, median of windows, per layer.",
+    "layer",
+    [_heads("head_constant")],
+    lambda ds: f"Constant of each head alone, {ds.n_tokens} tokens\n{model_and_text(ds)}",
+    log="y",
+    ticks=True,
+    xlabel="layer",
+    ylabel=r"local constant $\|Df(X)\|$ of the head alone",
+)
 
 
 _HEAD, _BOTH = ("head",), ("head", "window")
@@ -132,5 +129,5 @@ EXPERIMENT = Experiment(
         Variable("window", "window of the text"): lambda s: range(s.n_windows),
     },
     attrs=inputs.labels,
-    figures={"heads": exponents, "constants": head_constants},
+    figures={"heads": EXPONENTS, "constants": CONSTANTS},
 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -101,10 +100,10 @@ def figure(*columns: str) -> Callable[[Draw], Draw]:
     Gives each colour its own marker, in place of "o" or of none; other markers stay.
 
     Args:
-        *columns: the variables of the Dataset that are drawn, a quotient of two as ``"a/b"``, the
-            larger of two as ``"a|b"``, and the flags ``..._converged`` by which points are
-            marked. The figure refuses a Dataset that lacks one, and has them as its attribute
-            `columns`. It is handed the cases that have an answer.
+        *columns: the variables of the Dataset that are drawn, a quotient of two as ``"a/b"``, and
+            the flags ``..._converged`` by which points are marked. The figure refuses a Dataset
+            that lacks one, and has them as its attribute `columns`. It is handed the cases that
+            have an answer.
     """
 
     def decorate(draw: Draw) -> Draw:
@@ -170,7 +169,7 @@ def drawable(name: str, ds: Any, columns: Sequence[str]) -> xr.Dataset:
         NoCases: it lacks variables that the figure draws, or no case has an answer.
     """
     known = answered(as_dataset(ds))
-    needed = [one for column in columns for one in re.split("[/|]", column)]
+    needed = [one for column in columns for one in column.split("/")]
     if lacking := [one for one in needed if one not in known.variables]:
         fits = [one for one in lacking if one.startswith("fit_")]
         hint = "; power laws are fitted to five values of n_tokens or more" if fits else ""
@@ -222,11 +221,6 @@ def colours(count: int) -> list[Any]:
 def kind(causal: bool) -> str:
     """What a title calls cases with or without the mask."""
     return "masked" if causal else "plain"
-
-
-def short(value: Any) -> str:
-    """A parameter's value as labels and titles show it."""
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _readable_logs(ax: Axes) -> None:

@@ -51,13 +51,10 @@ def of_sizes() -> Sequence[Function]:
 RADII = get("two-dirac").quick.radii
 # By experiment and figure, in the order in which they are drawn.
 NAMED: dict[tuple[str, str], Sequence[Function]] = {
-    **{
-        ("two-dirac", f"growth-in-n{which}"): [
-            *(partial(bounds.proposition_3_4, 1.0, R) for R in RADII),
-            math.sqrt,
-        ]
-        for which in ("", "-masked")
-    },
+    ("two-dirac", "growth-in-n"): [
+        *(partial(bounds.proposition_3_4, 1.0, R) for R in RADII),
+        math.sqrt,
+    ],
     ("two-dirac", "growth-in-radius"): [
         along_r(bounds.theorem_3_5, 1.0, 1.0),
         along_r(bounds.mean_field, 1.0, 1.0),

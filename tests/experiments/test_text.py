@@ -22,7 +22,7 @@ from meanfield.errors import NoCases
 from meanfield.experiments import inputs, large_radius, quadratic_growth, real_text
 from meanfield.experiments.sharpness import climb
 from meanfield.figures.curves import law
-from meanfield.figures.plots import plot_exponents
+from meanfield.figures.plots import exponents
 from meanfield.lipschitz import local_lipschitz
 from meanfield.results.fits import fit_laws
 
@@ -327,9 +327,9 @@ def test_a_masked_figure_is_never_drawn_from_plain_cases(datasets):
     plain = ds.isel(case=np.flatnonzero(~ds.causal.values.astype(bool)))
     masked = ds.isel(case=np.flatnonzero(ds.causal.values.astype(bool)))
     with pytest.raises(NoCases, match="no case with causal=True"):
-        real_text.constants(plain, causal=True)
+        real_text.constants(causal=True)(plain)
     # Of a decoder there are no others, and no second file shows the same.
-    assert "masked" in real_text.constants(masked).get_title()
+    assert "masked" in real_text.RADIUS(masked).get_title()
     with pytest.raises(NoCases, match="no case with causal=False"):
         real_text.EXPERIMENT.figures["constants"](masked)
 
@@ -338,7 +338,7 @@ def test_exponents_of_one_kind_stand_above_their_layer(datasets):
     ds = datasets["real_text"]
     plain = ds.isel(fit=np.flatnonzero(~ds.fit_causal.values.astype(bool)))
     for one, shift in ((ds, 0.1), (plain, 0.0)):
-        layers = plot_exponents(one).containers[0].lines[0].get_xdata()
+        layers = exponents({"constant": ""})(one).containers[0].lines[0].get_xdata()
         np.testing.assert_allclose(layers, np.unique(ds.fit_layer) - shift)
 
 
@@ -348,13 +348,13 @@ def test_one_length_has_no_power_laws_and_no_figure_of_them(datasets):
         ds.isel(case=np.flatnonzero(ds.n_tokens == ds.n_tokens[0])).drop_dims("fit")
     )
     with pytest.raises(NoCases, match="power laws are fitted to five values of n_tokens"):
-        plot_exponents(one)
+        exponents({"constant": ""})(one)
 
 
 def test_a_bound_that_is_nowhere_known_has_no_entry_in_the_legend(datasets):
     ds = datasets["real_text"]
     nowhere = {name: np.nan * ds[name] for name in ("local_upper", "general_bound")}
-    axes = [real_text.beside_bounds(one) for one in (ds, ds.assign(nowhere))]
+    axes = [real_text.BESIDE_BOUNDS(one) for one in (ds, ds.assign(nowhere))]
     known, unknown = (set(ax.get_legend_handles_labels()[1]) for ax in axes)
     assert known - unknown == {"upper bound at these tokens"}
     assert ["Thm 3.3" in ax.get_title() for ax in axes] == [True, False]
@@ -497,9 +497,9 @@ def test_scaling_factors_belong_to_the_heads_of_the_model(datasets, folder):
     # Heads at 0, of which a logarithmic axis has no point, are counted.
     draw = load("scaling_factor").EXPERIMENT.figures["heads"]
     for exponent in (ds.exponent, 1 + 0 * ds.exponent):
-        nowhere = int((exponent.mean("window") == 0).sum())
+        nowhere = int((exponent.median("window") == 0).sum())
         label = draw(ds.assign(exponent=exponent)).get_legend_handles_labels()[1][0]
-        assert label.removeprefix("a head, mean of 2 windows") == (
+        assert label.removeprefix("a head, median of 2 windows") == (
             f" ({nowhere} at 0 are not drawn)" if nowhere else ""
         )
     assert float(ds.exponent.min()) == 0

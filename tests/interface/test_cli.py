@@ -32,9 +32,7 @@ SMALL = [
 
 
 # All of them are drawn in `test_figures.py`.
-FIGURES = {
-    name: two_dirac.EXPERIMENT.figures[name] for name in ("growth-in-n-masked", "splitting")
-}
+FIGURES = {name: two_dirac.EXPERIMENT.figures[name] for name in ("growth-in-n", "splitting")}
 FEWER = dataclasses.replace(two_dirac.EXPERIMENT, figures=FIGURES)
 
 
