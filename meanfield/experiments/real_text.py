@@ -13,7 +13,7 @@ column means of P, and k = n/‖P‖_F² is the number of keys that matter to a 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -58,18 +58,17 @@ class Settings(inputs.OfText):
 
 
 def resolve(s: Settings) -> Settings:
-    """The layers, and the masks that the model can have."""
-    layers = inputs.layers_of(s)
-    s = replace(s, masks=tuple(inputs.masks_of(s.source(), s.masks)), layers=layers)
-    pinned: Settings = inputs.pinned(s, layers=layers, n_tokens=s.n_tokens)
-    return pinned
+    """The layers, and the masks that the model can have; its own if it has none of them."""
+    source = s.source()
+    masks = tuple(mask for mask in s.masks if mask in source.masks) or (source.causal,)
+    return inputs.pinned(s, masks=masks)
 
 
 def measure(s: Settings, n_tokens: int, causal: bool) -> dict[str, Any]:
     """All layers and windows of one length; arrays (layer, window)."""
-    inputs.check_text(s.text, s.text_sha256)
     source = s.source(causal)
-    points = inputs.clouds(source, s.text, n_tokens, s.n_windows, layers=s.layers)
+    # A prefix of a longer run would not do: in a plain model its tokens have seen the rest.
+    points = source.attention_inputs(s.ids(source, n_tokens), layers=s.layers)
     rows = [
         _layer(source.attention(layer, length=n_tokens), cloud, s.rtol)
         for layer, cloud in zip(s.layers, points, strict=True)

@@ -86,12 +86,9 @@ def resolve(s: Settings) -> Settings:
             f"model: expected a GPT-2, or a BERT without rows and dropout, got "
             f"{source.architecture}; the scripts know no others (map='attention' takes any)"
         )
-    layers = inputs.layers_of(s)
-    s = replace(s, layers=layers, causal=source.causal)
     if s.inputs != "text":
         s = replace(s, text=inputs.RANDOM_TEXT, n_windows=1, dropout=False)
-    pinned: Settings = inputs.pinned(s, layers=layers, n_tokens=s.n_tokens)
-    return pinned
+    return inputs.pinned(s, causal=source.causal)
 
 
 def measure(s: Settings, layer: int, n_tokens: int) -> dict[str, Any]:
@@ -140,8 +137,7 @@ def _points(s: Settings, source: Transformer, layer: int, n: int) -> Tensor:
     """What enters the layer, (window, n, d)."""
     if s.inputs != "text":
         return _pair(source, s.inputs, layer, s.head).tokens(s.radius, n).points[None]
-    inputs.check_text(s.text, s.text_sha256)
-    ids: Any = inputs.window_ids(source, s.text, n, s.n_windows)
+    ids: Any = s.ids(source, n)
     if source.architecture == "gpt2" and s.map == "scripts":
         ids = {"input_ids": ids, "token_type_ids": torch.zeros_like(ids)}
     return source.attention_inputs(ids, layers=[layer])[0]

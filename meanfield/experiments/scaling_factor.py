@@ -7,7 +7,7 @@ enter its layer; the constant of the head at those tokens, which are no worst ca
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -40,17 +40,13 @@ class Settings(inputs.OfText):
 
 def resolve(s: Settings) -> Settings:
     """The layers and the mask."""
-    layers, causal = inputs.layers_of(s), s.causal or inputs.bilinear(s.source()).causal
-    s = replace(s, layers=layers, causal=causal)
-    pinned: Settings = inputs.pinned(s, layers=layers, n_tokens=[s.n_tokens])
-    return pinned
+    return inputs.pinned(s, causal=s.causal or inputs.bilinear(s.source()).causal)
 
 
 def measure(s: Settings, layer: int) -> dict[str, Any]:
     """All heads of a layer; arrays (head,) and (head, window)."""
-    inputs.check_text(s.text, s.text_sha256)
     source = s.source(s.causal)
-    points = inputs.clouds(source, s.text, s.n_tokens, s.n_windows, layers=[layer])[0]
+    points = source.attention_inputs(s.ids(source, s.n_tokens), layers=[layer])[0]
     F = source.attention(layer)
     gamma, norm_A, norm_V = inputs.head_spectra(F.parameters)
     radius = to_host(inputs.token_radii(points)[0].double())

@@ -68,26 +68,22 @@ class Settings:
         "how far tokens may move in the bounds over balls, relative to their root mean square "
         "norm at the start",
     )
-    loading: Mapping[str, Any] = derived(None, "what `inputs.transformer` takes for each model")
-    text_sha256: str | None = derived(None, "SHA-256 of the text")
+    loading: Mapping[str, inputs.OfText] = derived(None, "each model with the text")
     most_layers: int = derived(0, "blocks of the deepest model")
 
 
 def resolve(s: Settings) -> Settings:
     """Settings with what tells the models and the text from others."""
-    loading, most_layers = {}, 0
-    for name in s.models:
-        how: dict[str, Any] = {"seed": s.seed, "dtype": s.dtype}
-        how["depth"] = s.depth if name.startswith("random:") else 0
-        source = inputs.transformer(name, **how)
-        inputs.check_fit(
-            source, layers=[], n_tokens=[s.n_tokens], text=s.text, n_windows=s.n_windows
+    every = {"text": s.text, "n_windows": s.n_windows, "n_tokens": s.n_tokens}
+    every |= {"seed": s.seed, "dtype": s.dtype}
+    loading = {
+        name: inputs.pinned(
+            inputs.OfText(name, depth=s.depth if name.startswith("random:") else 0, **every)
         )
-        mask = inputs.transformer(name, s.causal, **how).causal
-        loading[name] = {**how, "revision": source.fingerprint, "causal": mask}
-        most_layers = max(most_layers, source.n_layers)
-    digest = inputs.text_hash(s.text)
-    return replace(s, loading=loading, text_sha256=digest, most_layers=most_layers)
+        for name in s.models
+    }
+    most_layers = max((len(one.layers) for one in loading.values()), default=0)
+    return replace(s, loading=loading, most_layers=most_layers)
 
 
 def measure(s: Settings, model: str, window: int) -> dict[str, Any]:
@@ -95,9 +91,8 @@ def measure(s: Settings, model: str, window: int) -> dict[str, Any]:
 
     Beyond the last block of the model numbers are NaN, and flags true.
     """
-    inputs.check_text(s.text, s.text_sha256)
-    source = inputs.transformer(model, **s.loading[model])
-    ids = inputs.window_ids(source, s.text, s.n_tokens, s.n_windows)[window]
+    source = s.loading[model].source(s.causal)
+    ids = s.loading[model].ids(source, s.n_tokens)[window]
     found = _followed(source, ids, s.rtol, s.epsilons)
     flags = [np.all(value) for name, value in found.items() if name.endswith("_converged")]
     padded = {name: _padded(value, s.most_layers) for name, value in found.items()}
@@ -315,7 +310,7 @@ EXPERIMENT = Experiment(
     coords={Variable("layer", "block, from 0"): lambda s: range(s.most_layers)},
     attrs=lambda s: {
         "text": inputs.short_name(s.text),
-        "text_sha256": s.text_sha256,
+        "text_sha256": inputs.text_hash(s.text),
         "n_tokens": s.n_tokens,
     },
     figures={

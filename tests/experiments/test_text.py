@@ -161,7 +161,7 @@ def test_what_explains_the_growth_is_of_the_models_own_attention_matrix(datasets
     for case in (1, 6):  # 3 tokens of the plain model and of the masked one
         causal, n = bool(ds.causal[case]), int(ds.n_tokens[case])
         source = pretrained.load(folder / "bert", causal=causal)
-        ids = inputs.window_ids(source, str(folder / "text.txt"), n, 3)
+        ids = inputs.OfText(text=str(folder / "text.txt"), n_windows=3).ids(source, n)
         source.model.config._attn_implementation = "eager"
         found = source.model(input_ids=ids, output_attentions=True).attentions
         for layer, window in ((0, 0), (1, 2)):
@@ -361,8 +361,8 @@ def test_a_bound_that_is_nowhere_known_has_no_entry_in_the_legend(datasets):
 
 
 def test_gpt2_is_measured_masked_only(folder):
-    source = pretrained.load(folder / "gpt2")
-    assert inputs.masks_of(source, (False, True)) == [True]
+    settings = real_text.Settings(str(folder / "gpt2"), text="random", n_tokens=(3,))
+    assert real_text.resolve(settings).masks == (True,)
 
 
 def scripts_map(model, settings, n):
@@ -403,7 +403,7 @@ def test_what_the_published_scripts_plot_is_of_the_models_own_modules(folder, na
     for case, n in enumerate(settings.n_tokens):
         g = scripts_map(source.model, settings, n)
         if kind == "text":
-            ids = inputs.window_ids(source, settings.text, n, 2)
+            ids = settings.ids(source, n)
             clouds = source.attention_inputs(ids, layers=[1])[0]
         else:
             clouds = torch.from_numpy(adversarial_tokens(source, kind, n, 2.0))[None]
@@ -565,10 +565,10 @@ def test_a_worker_with_other_weights_refuses_to_measure(folder):
     from meanfield.experiments import inputs
 
     name = str(folder / "bert")
-    right = inputs.transformer(name).fingerprint
-    assert inputs.transformer(name, revision=right).fingerprint == right
+    right = inputs.OfText(name).source().fingerprint
+    assert inputs.OfText(name, model_revision=right).source().fingerprint == right
     with pytest.raises(ValueError, match="expected weights of sha256 0"):
-        inputs.transformer(name, revision="sha256 0")
+        inputs.OfText(name, model_revision="sha256 0").source()
 
 
 def test_bounds_that_are_proved_for_other_scores_are_left_out_and_searches_refused():
