@@ -74,7 +74,7 @@ class Settings:
 
 def resolve(s: Settings) -> Settings:
     """Settings with what tells the models and the text from others."""
-    every = {"text": s.text, "n_windows": s.n_windows, "n_tokens": s.n_tokens}
+    every: Any = {"text": s.text, "n_windows": s.n_windows, "n_tokens": s.n_tokens}
     every |= {"seed": s.seed, "dtype": s.dtype}
     loading = {
         name: inputs.pinned(

@@ -178,7 +178,7 @@ def test_a_sweep_of_ones_own_has_a_report_and_figures(tmp_path, capsys):
     page = (tmp_path / "own.html").read_text(encoding="utf-8")
     assert "3 cases of 1 parameter" in page and "2 ok, 1 failed" in page
     assert "1 failed: ZeroDivisionError" in page
-    assert 'alt="A number of each case' in page
+    assert 'alt="inverse against x."' in page
     assert cli.main(["plot", str(store)]) == 0
     assert (tmp_path / "own-inverse.png").stat().st_size > 2000
     sweep(Task(lambda x: {"y": x}, name="one"), {"x": [1]}, store=tmp_path / "one.sweep")
