@@ -15,7 +15,7 @@ from meanfield import bounds, corpora, pretrained
 from meanfield.attention import AttentionParameters
 from meanfield.bounds.layer import Layer
 from meanfield.checks import to_host
-from meanfield.experiments.settings import derived, setting
+from meanfield.experiments.settings import along, derived, setting
 from meanfield.pretrained import Transformer
 
 RANDOM_TEXT = "random"  # uniform token ids in place of a text
@@ -39,7 +39,7 @@ class OfText:
     text: str = setting(
         "alice", "'alice', a path, or 'random' for uniform token ids", quick="random"
     )
-    n_windows: int = setting(10, "windows of the text", quick=2)
+    n_windows: int = along("window", 10, "window of the text", quick=2)
     n_tokens: int | tuple[int, ...] = setting(64, "length of the windows")
     layers: tuple[int, ...] = setting((), "layers, from 0; all if there are none")
     seed: int = setting(0, "seed of random weights; 320 in the published scripts")

@@ -201,7 +201,6 @@ EXPERIMENT = Experiment(
         ),
     ],
     resolve=resolve,
-    coords={Variable("window", "window of the text"): lambda s: range(s.n_windows)},
     attrs=inputs.labels,
     figures={
         "constants": constants(causal=False),

@@ -266,7 +266,6 @@ EXPERIMENT = Experiment(
         Variable("radius", "root mean square of the token norms", dims=_DIMS),
     ],
     resolve=resolve,
-    coords={Variable("window", "window of the text"): lambda s: range(s.n_windows)},
     attrs=lambda s: {
         **inputs.labels(s),
         "text": inputs.short_name(s.text) if s.inputs == "text" else s.inputs,

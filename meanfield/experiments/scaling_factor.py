@@ -17,9 +17,9 @@ from meanfield import ParticleMeasure, SelfAttention
 from meanfield.checks import to_host
 from meanfield.experiments import inputs
 from meanfield.experiments.experiment import Experiment
-from meanfield.experiments.settings import over, setting
+from meanfield.experiments.settings import along, over, setting
 from meanfield.figures.charts import Chart, Curve, Formula
-from meanfield.figures.selection import model_and_text
+from meanfield.figures.selection import attribute, model_and_text
 from meanfield.lipschitz import LocalLipschitz, local_lipschitz
 from meanfield.results import Variable
 
@@ -34,7 +34,7 @@ class Settings(inputs.OfText):
         "layer", (), "attention layer, from 0; all if there are none", quick=()
     )
     n_tokens: int = setting(64, "length of the windows", quick=8)
-    n_windows: int = setting(5, "windows over which radius and constants are averaged", quick=2)
+    n_windows: int = along("window", 5, "window of the text", quick=2)
     causal: bool = setting(False, "whether attention is masked; GPT-2 always is")
 
 
@@ -64,47 +64,30 @@ def measure(s: Settings, layer: int) -> dict[str, Any]:
     }
 
 
-def _heads(column: str) -> Curve:
-    """A number of each head above its layer; γ = 0 has no logarithm."""
+def _of_heads(column: str, words: str, quantity: str, *more: Formula) -> Chart:
+    """The chart of a number of each head above its layer; γ = 0 has no logarithm."""
 
     def label(ds: xr.Dataset) -> str:
         nowhere = int((ds[column].median("window") == 0).sum())
-        words = f" ({nowhere} at 0 are not drawn)" if nowhere else ""
-        return f"a head, median of {ds.sizes['window']} windows{words}"
+        told = f" ({nowhere} at 0 are not drawn)" if nowhere else ""
+        return f"a head, median of {ds.sizes['window']} windows{told}"
 
-    return Curve(column, label, "o", along="window", color="tab:blue", alpha=0.6)
+    return Chart(
+        f"{words}, per layer; medians of windows.",
+        "layer",
+        [Curve(column, label, "o", along="window", color="tab:blue", alpha=0.6), *more],
+        lambda ds: f"{words}, n = {attribute(ds, 'n_tokens')}\n{model_and_text(ds)}",
+        log="y",
+        ticks=True,
+        xlabel="layer",
+        ylabel=quantity,
+    )
 
 
-EXPONENTS = Chart(
-    "γR² of every head at the root mean square radius of its tokens, per layer.",
-    "layer",
-    [
-        _heads("exponent"),
-        Formula(
-            lambda layer, at: np.log(at["n_tokens"]) / 2,
-            r"$\log(n)/2$: above, $e^{-2\gamma R^2} < 1/n$",
-            "k:",
-            flat=True,
-        ),
-    ],
-    lambda ds: f"$\\gamma R^2$ of each head at the radius of its tokens\n{model_and_text(ds)}",
-    log="y",
-    ticks=True,
-    xlabel="layer",
-    ylabel=r"$\gamma R^2$",
+_WITHIN_REACH = Formula(
+    lambda _, at: np.log(at["n_tokens"]) / 2,
+    r"$\log(n)/2$: above, $e^{-2\gamma R^2} < 1/n$",
 )
-CONSTANTS = Chart(
-    "Constant of every head alone, median of windows, per layer.",
-    "layer",
-    [_heads("head_constant")],
-    lambda ds: f"Constant of each head alone, {ds.n_tokens} tokens\n{model_and_text(ds)}",
-    log="y",
-    ticks=True,
-    xlabel="layer",
-    ylabel=r"local constant $\|Df(X)\|$ of the head alone",
-)
-
-
 _HEAD, _BOTH = ("head",), ("head", "window")
 EXPERIMENT = Experiment(
     measure,
@@ -122,8 +105,17 @@ EXPERIMENT = Experiment(
     resolve=resolve,
     coords={
         Variable("head", "head, from 0"): lambda s: range(s.source().n_heads),
-        Variable("window", "window of the text"): lambda s: range(s.n_windows),
     },
     attrs=inputs.labels,
-    figures={"heads": EXPONENTS, "constants": CONSTANTS},
+    figures={
+        "heads": _of_heads(
+            "exponent",
+            "γR² of each head at the radius of its tokens",
+            r"$\gamma R^2$",
+            _WITHIN_REACH,
+        ),
+        "constants": _of_heads(
+            "head_constant", "Constant of each head alone", r"local constant $\|Df(X)\|$"
+        ),
+    },
 )

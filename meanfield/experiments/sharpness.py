@@ -262,7 +262,7 @@ GAP_OF_TOKENS = Chart(
         ),
         Key("this package", "-"),
         Key("[CAP24] Thm 3.3", "--", linewidth=0.9),
-        Formula(lambda c, at: 1.0, fmt="k-", flat=True, once=True, linewidth=0.8),
+        Formula(lambda c, at: 1.0, fmt="k-", once=True, linewidth=0.8),
     ],
     f"Upper bounds for n uniform tokens over the largest found ({kind(False)})",
     by="n_atoms",

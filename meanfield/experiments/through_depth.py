@@ -54,7 +54,7 @@ class Settings:
         quick="random",
     )
     n_tokens: int = setting(64, "length of a window", quick=10)
-    n_windows: int = setting(5, "windows of the text", quick=2)
+    n_windows: int = over("window", 5, "window of the text", quick=2)
     causal: bool | None = setting(None, "whether attention is masked; as the model has it if None")
     dtype: str = setting("float64", "'float32' or 'float64'")
     depth: int = setting(
@@ -305,8 +305,6 @@ EXPERIMENT = Experiment(
         Variable("n_layers", "blocks of the model; beyond them the others are NaN", dtype="int64"),
     ],
     resolve=resolve,
-    grid=lambda s: {"model": s.models, "window": range(s.n_windows)},
-    parameters=[Variable("window", "window of the text")],
     coords={Variable("layer", "block, from 0"): lambda s: range(s.most_layers)},
     attrs=lambda s: {
         "text": inputs.short_name(s.text),

@@ -10,7 +10,7 @@ sequence where the ratio of weights is 1/(n−1), secant ratios at shrinking ste
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,9 +23,9 @@ from meanfield.bounds.diracs import two_dirac_entry
 from meanfield.experiments.experiment import Experiment
 from meanfield.experiments.settings import along, over, setting
 from meanfield.figures.canvas import kind
-from meanfield.figures.charts import Chart, Curve, Drawn, Formula
+from meanfield.figures.charts import Chart, Curve, Drawn, Formula, Key
 from meanfield.figures.plots import secants
-from meanfield.figures.selection import best, by_mask, select
+from meanfield.figures.selection import best, by_level, select
 from meanfield.lipschitz import LocalLipschitz, SecantRatio, local_lipschitz
 from meanfield.lipschitz.comparison import oriented, secants_along, split_secants
 from meanfield.results import Variable
@@ -333,32 +333,17 @@ def _interleaved(ds: xr.Dataset) -> xr.Dataset:
 
 def _weighted(ds: xr.Dataset) -> xr.Dataset:
     rows = _pairs(ds, causal=False, sequence=False)
-    rows = rows.isel(case=np.flatnonzero(rows.log_ratio.values > -80))
-    return rows.assign_attrs(dim=int(rows.dim[0]))
-
-
-def _at_weights(part: str) -> Formula:
-    """A component of the constant of the pair against its log-ratio of weights."""
-
-    def component(log_ratio: np.ndarray, at: Mapping[str, Any]) -> torch.Tensor:
-        eye = torch.eye(at["dim"], dtype=torch.float64)
-        F = SelfAttention(AttentionParameters.from_bilinear(-at["gamma"] * eye, eye))
-        pairs = sampling.two_diracs(at["radius"], log_ratio, eye[0])
-        found: torch.Tensor = getattr(local_lipschitz(F, pairs), part)
-        return found
-
-    return Formula(component, fmt="-" if part == "particle" else "--", key=part)
+    return rows.isel(case=np.flatnonzero(rows.log_ratio.values > -80))
 
 
 LIGHT_WEIGHT = Chart(
-    "Both components of the two-Dirac constant against the light weight, plain: cases as marks.\n"
-    "\nThe lines are those of A = −γI.",
+    "Both components of the two-Dirac constant against the light weight, plain.",
     "log_ratio",
     [
-        Curve("particle", "R = {radius:g}", "o", flag="value_converged", markersize=3),
-        Curve("splitting", fmt="x", flag="value_converged", markersize=3),
-        _at_weights("particle"),
-        _at_weights("splitting"),
+        Curve("particle", "R = {radius:g}", flag="value_converged", markersize=3),
+        Curve("splitting", fmt="--", flag="value_converged", linewidth=0.9),
+        Key("particle", "-"),
+        Key("splitting", "--", linewidth=0.9),
     ],
     "Two Diracs: the constant against the weight of the light one",
     by="radius",
@@ -408,7 +393,7 @@ def answer(ds: xr.Dataset) -> list[str]:
     """At the largest R: what was found, and the bounds."""
     rows = select(ds, crowd=-1.0)
     lines = []
-    for _, causal, cases in by_mask(rows):
+    for _, causal, cases in by_level(rows, "causal"):
         top = select(cases, radius=cases.radius.values.max())
         # Masked, light and heavy atoms at every scale of position may be worse than two.
         found = float(np.fmax(top.value, top.interleaved).max())

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import xarray as xr
 
-from meanfield.figures.canvas import FORMULA, figure, kind, ticks_at
+from meanfield.figures.canvas import figure, kind, ticks_at
 from meanfield.figures.curves import curve, formula, law, power_law
-from meanfield.figures.selection import attribute, by_level, by_mask, fits_of, levels
+from meanfield.figures.selection import attribute, by_level, fits_of, levels
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -100,7 +100,6 @@ class Formula(Drawn):
     Args:
         f: from x, and the value of `by` and the attributes of the Dataset by name, to y.
         whole: whether x is a whole number.
-        flat: a horizontal line through the whole figure; x is then None.
     """
 
     def __init__(
@@ -110,21 +109,14 @@ class Formula(Drawn):
         fmt: str = "k:",
         *,
         whole: bool = False,
-        flat: bool = False,
         **more: Any,
     ) -> None:
         super().__init__(label, fmt, **more)
-        self.f, self.whole, self.flat = f, whole, flat
+        self.f, self.whole = f, whole
 
     def draw(self, ax: Axes, x: str, rows: xr.Dataset, at: _At, style: dict[str, Any]) -> None:
         """Draw it on the Axes."""
-        if not self.flat:
-            of = lambda values: self.f(values, at)  # noqa: E731
-            formula(ax, of, rows[x], self.fmt, whole=self.whole, **style)
-            return
-        line: Any = {"linestyle": self.fmt.removeprefix("k"), "linewidth": 0.9, "gid": FORMULA}
-        line |= {"color": "black"} if self.fmt.startswith("k") else {}
-        ax.axhline(self.f(None, at), **(line | style))
+        formula(ax, lambda x: self.f(x, at), rows[x], self.fmt, whole=self.whole, **style)
 
 
 class Key(Drawn):
@@ -170,8 +162,7 @@ class Chart:
         x: the variable on the horizontal axis, labelled with its long name.
         drawn: what is drawn.
         title: of the figure, or a function of the cases.
-        by: parameters, each of whose values has a colour; those of `causal` have two of their
-            own, and labels say ``{kind}``.
+        by: a parameter, each of whose values has a colour; of `causal` labels say ``{kind}``.
         rows: the cases that are drawn.
         log: the logarithmic axes, "x", "y" or "xy".
         ticks: whether the horizontal axis has ticks where the data are.
@@ -186,7 +177,7 @@ class Chart:
         drawn: Sequence[Drawn],
         title: _Words,
         *,
-        by: str | tuple[str, ...] = (),
+        by: str = "",
         rows: Rows = lambda ds: ds,
         log: str = "",
         ticks: bool = False,
@@ -245,10 +236,7 @@ class Chart:
         """The words for labels, the colour, and the cases of each value."""
         if not self.by:
             yield {}, None, rows
-        elif self.by == "causal":
-            for colour, causal, cases in by_mask(rows):
-                yield {"kind": kind(causal), "causal": causal}, colour, cases
-        else:
-            names = (self.by,) if isinstance(self.by, str) else self.by
-            for colour, *values, cases in by_level(rows, *names):
-                yield dict(zip(names, values, strict=True)), colour, cases
+            return
+        for colour, value, cases in by_level(rows, self.by):
+            words = {self.by: value} | ({"kind": kind(value)} if self.by == "causal" else {})
+            yield words, colour, cases

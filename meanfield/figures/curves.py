@@ -84,7 +84,7 @@ def formula(
     grid = np.geomspace if ax.get_xscale() == "log" else np.linspace
     fine = grid(low, high, _FINE)
     fine = np.unique(fine.round()) if whole else fine
-    y = np.asarray(f(fine), float)
+    y = np.broadcast_to(np.asarray(f(fine), float), fine.shape)
     there = np.isfinite(y)
     if there.any():
         line: Any = {"gid": FORMULA, "linewidth": 0.9} | style

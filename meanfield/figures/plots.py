@@ -70,7 +70,7 @@ def growth(ds: xr.Dataset, x: str, y: str, by: str | None, bounds: Sequence[str]
             *(Curve(name, fmt=dash, key=words[name], linewidth=0.9) for name, dash in dashes),
         ],
         f"{y} against {x}".replace("_", " "),
-        by=by or (),
+        by=by or "",
         log="".join(axis for axis, scale in scales if scale == "log"),
         ticks=True,
         xlabel=words[x],
@@ -173,7 +173,7 @@ def secants(causal: bool, rows: Rows, *, split: bool = False) -> Chart:
             *[ratio("wasserstein", "", "--", "splitting", key=f"{name}, worst atom split")]
             * split,
             Key("Euclidean, discrete map", "-"),
-            Formula(lambda step, at: 1.0, flat=True, once=True),
+            Formula(lambda step, at: 1.0, once=True),
         ],
         lambda ds: f"Lemma {'4.2, masked' if causal else '3.2, plain'}, R = {ds.radius[0]:g}",
         by="n_tokens",

@@ -63,13 +63,6 @@ def by_level(ds: xr.Dataset, *names: str) -> Iterator[tuple[Any, ...]]:
         yield colour, *place, found.isel({name: 0 for name in names if name in ds.dims})
 
 
-def by_mask(ds: xr.Dataset) -> Iterator[tuple[str, bool, xr.Dataset]]:
-    """The plain and the masked cases, as far as there are any: (colour, whether masked, cases)."""
-    for colour, causal in (("tab:blue", False), ("tab:orange", True)):
-        if causal in levels(ds, "causal"):
-            yield colour, causal, select(ds, causal=causal)
-
-
 def own_mask(ds: xr.Dataset) -> xr.Dataset:
     """The plain cases; where there are none, as of a decoder, the masked ones."""
     return select(ds, causal=False not in levels(ds, "causal"))

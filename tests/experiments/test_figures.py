@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import itertools
-import re
 from collections.abc import Iterator
 
 import numpy as np
@@ -27,7 +26,7 @@ from meanfield.experiments import kernel_growth, two_dirac
 from meanfield.figures.curves import curve, law
 from meanfield.figures.legends import place_legend
 from meanfield.figures.plots import figures_of, secants
-from meanfield.figures.selection import best, by_level, by_mask, levels, select
+from meanfield.figures.selection import best, by_level, levels, select
 
 TINY = two_dirac.Settings(
     radii=(1.0, 1.5),
@@ -154,18 +153,6 @@ def test_the_style_is_left_behind():
     with figures.style():
         assert mpl.rcParams["pdf.fonttype"] == 42
     assert mpl.rcParams["font.size"] == before
-    with pytest.raises(ValueError, match="expected one of 'house', 'paper', got 'papper'"):
-        figures.style("papper").__enter__()
-
-
-def test_on_paper_a_figure_is_one_column_of_svg_without_a_title(ds, tmp_path):
-    with figures.style("paper"):
-        ax = FIGURES["splitting"](ds)
-        ax.figure.savefig(tmp_path / "figure")
-    drawn = (tmp_path / "figure.svg").read_text(encoding="utf-8")
-    assert "Heavy atom" not in drawn
-    assert "local constant, Wasserstein" in drawn  # letters, not outlines
-    assert float(re.search(r'width="([\d.]+)pt"', drawn)[1]) < 3.5 * 72
 
 
 PUBLIC = [name for name in figures.__all__ if name.startswith("plot_")]
@@ -334,7 +321,6 @@ def test_cases_come_by_the_values_that_parameters_have_together():
     found = {(dim, kernel): rows.y.values.tolist() for _, dim, kernel, rows in cases}
     assert found == {(2, "soft"): [7.0], (2, "hard"): [6.0, 8.0], (3, "soft"): [5.0]}
     assert list(found) == [(2, "soft"), (2, "hard"), (3, "soft")]
-    assert [(causal, rows.sizes["case"]) for _, causal, rows in by_mask(ds)] == [(True, 4)]
 
 
 def test_the_best_case_of_each_level_is_among_those_that_have_a_value():

@@ -517,7 +517,7 @@ def test_three_tokens_grow_as_the_square_of_the_radius(datasets):
 
 @pytest.mark.parametrize("gap", [1.0, 1e-2, 1e-4])
 def test_the_last_query_is_as_nearly_tied_as_asked(gap):
-    parameters, X = large_radius.configuration(8, 20, gap, 0)
+    parameters, X = large_radius.configuration(large_radius.Settings(), gap)
     scores = (X[-1] @ parameters.A[0].mT) @ X.mT
     first, second = scores.topk(2).values
     assert float(first - second) == pytest.approx(gap, rel=1e-9)
