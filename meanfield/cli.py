@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import meanfield
 from meanfield.checks import count, suggestion
 from meanfield.errors import NoCases
-from meanfield.experiments import EXPERIMENTS, get
+from meanfield.experiments import EXPERIMENTS, get, question_of
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -234,16 +234,16 @@ def _say(text: str) -> None:
 
 
 def _list(options: argparse.Namespace) -> int:
+    rows = [
+        {"name": name, "question": question_of(name), "paper": paper}
+        for name, paper in EXPERIMENTS.items()
+    ]
     if options.json:
-        rows = [
-            {"name": k, "question": v.question, "paper": v.paper} for k, v in EXPERIMENTS.items()
-        ]
         _say(json.dumps(rows, indent=1, ensure_ascii=False))
         return 0
-    width = max(map(len, EXPERIMENTS))
-    wide = max(len(one.question) for one in EXPERIMENTS.values())
-    for name, one in EXPERIMENTS.items():
-        _say(f"{name:{width}}  {one.question:{wide}}  {one.paper}".rstrip())
+    widths = {key: max(len(row[key]) for row in rows) for key in ("name", "question")}
+    for row in rows:
+        _say("  ".join(f"{text:{widths.get(key, 0)}}" for key, text in row.items()).rstrip())
     return 0
 
 
@@ -366,17 +366,12 @@ def _first_message(ds: xr.Dataset) -> str:
 def _status(options: argparse.Namespace) -> int:
     from meanfield.sweeps import status
 
-    found = status(_store_of(options.store))
+    store = options.store.with_suffix(".sweep")  # beside a file of the run
+    found = status(store if store.exists() else options.store)
     _say(str(found))
     if options.check and (found.damaged or found.missing):
         return 1
     return 3 if found.n_failed else 0
-
-
-def _store_of(run: Path) -> Path:
-    """The store beside a file of a run; the path itself if there is none."""
-    store = run.with_suffix(".sweep")
-    return store if store.exists() else run
 
 
 def _plot(options: argparse.Namespace) -> int:

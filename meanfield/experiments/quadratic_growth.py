@@ -82,18 +82,16 @@ def _general(radius: Any, sizes: Mapping[str, float]) -> Any:
     return bounds.theorem_3_3(sizes["norm_A"], sizes["norm_V"], radius, 3)
 
 
-def _above_zero(radius: Any, sizes: Mapping[str, float]) -> Any:
-    """The lower bound where it says something."""
-    lower = _lower(radius, sizes)
-    return np.where(lower > 0.04 / 3 * sizes["norm_V"], lower, np.nan)
-
-
 GROWTH = Chart(
     "Constant against R at (R u, −R u, 0), between R² from below and Theorem 3.3.",
     "radius",
     [
         Curve("constant", "local constant, {kind}", "o"),
-        Formula(_above_zero, r"lower bound, $R^2$", once=True),
+        Formula(
+            lambda R, at: np.where(_lower(R, at) > 0.04 / 3 * at["norm_V"], _lower(R, at), np.nan),
+            r"lower bound, $R^2$",
+            once=True,
+        ),
         Formula(_general, "upper bound, Thm 3.3", "k--", once=True, linewidth=1.4),
     ],
     "Constant at the three tokens $(Ru, -Ru, 0)$",

@@ -200,10 +200,6 @@ _QUANTITIES = {
 }
 
 
-def _first_layer(ds: xr.Dataset) -> xr.Dataset:
-    return select(ds, layer=levels(ds, "layer")[0])
-
-
 def _if_different(name: str) -> Any:
     """The cases, without the norm of the map taken where that is the paper's."""
     return lambda ds: ds if name in _different(ds) else ds.assign({name: np.nan * ds[name]})
@@ -227,11 +223,6 @@ def _title(ds: xr.Dataset) -> str:
     )
 
 
-def _drawn(n: Any, at: Any) -> np.ndarray:
-    C, p = at["drawn_constant"], at["drawn_exponent"]
-    return (C or np.nan) * np.asarray(n) ** p
-
-
 GROWTH = Chart(
     "The norms and the scripts' quantity at the same inputs; lines: power laws, where they fit.",
     "n_tokens",
@@ -244,10 +235,15 @@ GROWTH = Chart(
                 Law(name, color=f"C{k}"),
             )
         ),
-        Formula(_drawn, "drawn by the authors", once=True, linewidth=1.4),
+        Formula(
+            lambda n, at: (at["drawn_constant"] or np.nan) * n ** at["drawn_exponent"],
+            "drawn by the authors",
+            once=True,
+            linewidth=1.4,
+        ),
     ],
     _title,
-    rows=_first_layer,
+    rows=lambda ds: select(ds, layer=levels(ds, "layer")[0]),
     log="xy",
     ylabel="norm or quantity, median of windows",
     ticks=True,

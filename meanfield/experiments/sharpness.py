@@ -154,7 +154,9 @@ def climb(
     for _ in range(steps):
         if length < _SMALLEST_STEP or not bool(torch.isfinite(direction).all()):
             break
-        moved = mu.replace(_projected(mu.points + length * radius * direction, radius))
+        points = mu.points + length * radius * direction
+        norms = torch.linalg.vector_norm(points, dim=-1, keepdim=True)
+        moved = mu.replace(points * (radius / norms.clamp_min(radius)))
         constant = _constant(F, moved)
         if float(constant.value) > float(best.value) and bool(constant.converged):
             mu, best = moved, constant
@@ -180,11 +182,6 @@ def _gradient(F: SelfAttention, mu: ParticleMeasure, constant: LocalLipschitz) -
     u = image / torch.linalg.vector_norm(image)
     gradient = torch.func.grad(lambda X: (u * tangent(X)).sum())(mu.points)
     return gradient / torch.linalg.vector_norm(gradient, dim=-1).amax()
-
-
-def _projected(points: Tensor, radius: float) -> Tensor:
-    norms = torch.linalg.vector_norm(points, dim=-1, keepdim=True)
-    return points * (radius / norms.clamp_min(radius))
 
 
 def _order_found(F: SelfAttention, radius: float, p: float) -> float:

@@ -137,7 +137,13 @@ def measure(
     n_tokens: np.ndarray,
 ) -> dict[str, np.ndarray]:
     """Everything that is measured and bounded in many configurations."""
-    found = _nothing(len(radius), len(s.steps))
+    found = {
+        # What stands where a configuration has no sequence or no secants.
+        v.name: np.full(
+            (len(radius), len(s.steps))[: 1 + len(v.dims)], True if v.dtype == "bool" else math.nan
+        )
+        for v in _VARIABLES
+    }
     for (d, masked), of_layer in _alike(np.arange(len(radius)), dim, causal):
         parameters = layer(d, s.gamma, s.seed)
         F = SelfAttention(parameters, causal=masked)
@@ -226,13 +232,6 @@ def _sequences(
     return found
 
 
-def _nothing(n_cases: int, n_steps: int) -> dict[str, np.ndarray]:
-    """What stands where a configuration has no sequence or no secants."""
-    shapes = {v.name: (n_cases, n_steps)[: 1 + len(v.dims)] for v in _VARIABLES}
-    blank = {v.name: True if v.dtype == "bool" else math.nan for v in _VARIABLES}
-    return {name: np.full(shape, blank[name]) for name, shape in shapes.items()}
-
-
 _VARIABLES = (
     Variable("particle", "local Wasserstein constant, atoms moved as a whole"),
     Variable("splitting", "local Wasserstein constant, one atom split"),
@@ -299,7 +298,8 @@ def growth_in_radius(causal: bool) -> Chart:
     if causal:
         upper, lower = bounds.masked_mean_field, bounds.masked_two_dirac_lower
         # Two Diracs at every scale of position are worse than at one.
-        other: Drawn = Curve("interleaved", "at every scale", "d", rows=_interleaved, color="C4")
+        every = lambda ds: _best(ds, "interleaved") if ds.interleaved.count() else ds.isel(case=[])  # noqa: E731
+        other: Drawn = Curve("interleaved", "at every scale", "d", rows=every, color="C4")
     else:
         upper, lower = bounds.mean_field, bounds.two_dirac_lower
         other = Formula(
@@ -323,12 +323,6 @@ def growth_in_radius(causal: bool) -> Chart:
         xlabel="square of the radius, $R^2$",
         ylabel="local constant",
     )
-
-
-def _interleaved(ds: xr.Dataset) -> xr.Dataset:
-    """The cases at the best ratio of the weights, if there are any."""
-    known = ds.interleaved.notnull().any()
-    return _best(ds, "interleaved") if known else ds.isel(case=[])
 
 
 def _weighted(ds: xr.Dataset) -> xr.Dataset:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -78,8 +78,7 @@ def figure(*columns: str) -> Callable[[Draw], Draw]:
     """Decorate a figure, a function of a Dataset and ``ax=``, so that it takes three options.
 
     ``ax``: where to draw; a new figure if None. ``legend``: under the Axes if True; "ends" names
-    curves at their ends; False for none, "beside", a place of matplotlib such as "best", or
-    settings of `Axes.legend`. ``title``: in place of the figure's own; "" for none.
+    curves at their ends; False for none. ``title``: in place of the figure's own; "" for none.
 
     Gives each colour its own marker, in place of "o" or of none; other markers stay.
 
@@ -98,7 +97,7 @@ def figure(*columns: str) -> Callable[[Draw], Draw]:
             ds: Any,
             *,
             ax: Axes | None = None,
-            legend: bool | str | Mapping[str, Any] = True,
+            legend: bool | str = True,
             title: str | None = None,
             **settings: Any,
         ) -> Axes:
