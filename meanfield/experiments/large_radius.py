@@ -90,19 +90,17 @@ def measure(s: Settings, scale: float, gap: float, causal: bool) -> dict[str, An
 
 def far_out(causal: bool, theorem: str) -> Chart:
     """Constants of the plain or the masked cases."""
-    rows = lambda ds: select(ds, causal=causal)  # noqa: E731
-    alike = lambda ds: select(ds, gap=float(ds.gap.max()))  # noqa: E731
     return Chart(
         f"Constant at λX against λ, its limit, queries more or less nearly tied ({kind(causal)}).",
         "scale",
         [
             Curve("constant", "gap {gap:g}"),
             Curve("limit", fmt="--", key=f"limit, {theorem}", linewidth=0.9),
-            Curve("ceiling", r"$\|V\|\sqrt{n}$, the largest limit", "k:", rows=alike, once=True),
+            Curve("ceiling", r"$\|V\|\sqrt{n}$, the largest limit", "k:", once=True),
         ],
         f"Constant at $\\lambda X$, {kind(causal)}, beside its limit",
         by="gap",
-        rows=rows,
+        rows=lambda ds: select(ds, causal=causal),
         log="xy",
         xlabel=r"factor $\lambda$",
         ylabel=r"$\|Df(\lambda X)\|$",

@@ -80,15 +80,19 @@ def _layer(F: Any, points: torch.Tensor, rtol: float) -> dict[str, np.ndarray]:
     mu = ParticleMeasure.from_sequence(points)
     constant = local_lipschitz(F, mu, geometry="euclidean", rtol=rtol, strict=False)
     radius, largest = inputs.token_radii(points)
+    general = np.full(len(points), np.nan)
+    if len(F.score_matrices):  # Theorem 3.3 is for scores ⟨Ax, y⟩
+        general = Layer.of(F).theorem_3_3(to_host(largest), points.shape[-2])
     found = {
         "radius": radius,
         "radius_max": largest,
         "localisation": constant.direction.square().sum(-1).amax(-1),
+        **{name: value.mean(-1) for name, value in _shares(F, mu).items()},
+        # It costs more than the constant, so one window has to do.
+        "local_upper": constant_upper(F, ParticleMeasure.from_sequence(points[0])),
     }
     arrays = {name: to_host(value) for name, value in found.items()}
-    shares = {name: to_host(value.mean(-1)) for name, value in _shares(F, mu).items()}
-    bounds = _bounds(F, points, arrays["radius_max"])
-    return constant.values("constant") | arrays | shares | bounds
+    return constant.values("constant") | arrays | {"general_bound": general}
 
 
 def _shares(F: SelfAttention, mu: ParticleMeasure) -> dict[str, torch.Tensor]:
@@ -100,16 +104,6 @@ def _shares(F: SelfAttention, mu: ParticleMeasure) -> dict[str, torch.Tensor]:
         "attention_norm": torch.linalg.matrix_norm(P, 2),
         "seen": torch.linalg.matrix_norm(P),
     }
-
-
-def _bounds(F: Any, points: torch.Tensor, radius: np.ndarray) -> dict[str, np.ndarray]:
-    """Upper bounds; Theorem 3.3 is for scores ⟨Ax, y⟩, NaN for others."""
-    general = np.full(len(points), np.nan)
-    if len(F.score_matrices):
-        general = Layer.of(F).theorem_3_3(radius, points.shape[-2])
-    # It costs more than the constant, so one window has to do.
-    upper = constant_upper(F, ParticleMeasure.from_sequence(points[0]))
-    return {"local_upper": to_host(upper), "general_bound": general}
 
 
 def _titled(what: str) -> Any:

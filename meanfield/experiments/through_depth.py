@@ -207,9 +207,9 @@ def _near(ds: xr.Dataset) -> xr.Dataset:
 
 def _titled(what: str) -> Callable[[xr.Dataset], str]:
     def title(ds: xr.Dataset) -> str:
-        models = ", ".join(inputs.short_name(model) for model in levels(ds, "model"))
-        where = f"text {attribute(ds, 'text')}, {attribute(ds, 'n_tokens')} tokens"
-        return f"{what}\n{models}, {where}"
+        models = levels(ds, "model")
+        of = f"model {inputs.short_name(models[0])}, " if len(models) == 1 else ""
+        return f"{what}\n{of}text {attribute(ds, 'text')}, {attribute(ds, 'n_tokens')} tokens"
 
     return title
 
