@@ -40,8 +40,8 @@ class OfText:
         "alice", "'alice', a path, or 'random' for uniform token ids", quick="random"
     )
     n_windows: int = along("window", 10, "window of the text", quick=2)
-    n_tokens: int | tuple[int, ...] = setting(64, "length of the windows")
     layers: tuple[int, ...] = setting((), "layers, from 0; all if there are none")
+    n_tokens: int | tuple[int, ...] = setting(64, "length of the windows")
     seed: int = setting(0, "seed of random weights; 320 in the published scripts")
     depth: int = setting(
         0, "number of layers of a random model; 0 for the architecture's own", quick=2

@@ -195,6 +195,7 @@ EXPERIMENT = Experiment(
         ),
     ],
     resolve=resolve,
+    grid=lambda s: {"causal": s.masks, "n_tokens": s.n_tokens},
     attrs=inputs.labels,
     figures={
         "constants": constants(causal=False),
