@@ -7,6 +7,7 @@ shows it, and its provenance. Any Dataset will do; that of a sweep fills all par
 from __future__ import annotations
 
 import base64
+import functools
 import json
 import os
 import re
@@ -177,8 +178,8 @@ def _troubles(ds: xr.Dataset) -> Iterator[str]:
 
 def _figure(ds: xr.Dataset, name: str, draw: Callable[..., Any]) -> str:
     """A figure with its caption; where the Dataset has no cases for it, the reason."""
-    words = getattr(draw, "func", draw).__doc__ or ""  # of a `functools.partial` the function's
-    caption = words.strip().partition("\n")[0].strip()
+    own = draw.func if isinstance(draw, functools.partial) else draw
+    caption = (own.__doc__ or "").strip().partition("\n")[0].strip()
     try:
         picture = f'<img src="{_drawn(ds, draw)}" alt="{escape(caption or name)}">'
     except NoCases as error:
