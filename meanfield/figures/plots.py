@@ -59,7 +59,8 @@ def growth(ds: xr.Dataset, x: str, y: str, by: str | None, bounds: Sequence[str]
     """The chart of `plot_growth` for this Dataset."""
     words = {str(name): ds[name].attrs.get("long_name", str(name)) for name in ds.variables}
     places = list(zip(*(ds[name].values.tolist() for name in (x, by) if name), strict=True))
-    label = f"{by} = {{{by}{':g' * (ds[by].dtype.kind == 'f')}}}" if by else words[y]
+    spec = "g" if by and ds[by].dtype.kind == "f" else ""
+    label = lambda rows: f"{by} = {rows[by].values[0]:{spec}}" if by else words[y]  # noqa: E731
     scales = zip("xy", (_scale(ds[x]), _scale(ds[y])), strict=True)
     dashes = zip(bounds, itertools.cycle(("--", "-.", ":")), strict=False)
     return Chart(

@@ -265,6 +265,15 @@ def test_points_that_have_not_converged_do_not_enter_a_fit():
     assert float(fits.fit_rms[0]) < 1e-12
 
 
+def test_zeros_do_not_enter_the_laws_of_a_dataset(datasets):
+    """What is 0 but for rounding, as Jᵀg behind a norm, may be 0 in a case."""
+    ds = datasets["real_text"].drop_dims("fit").copy(deep=True)
+    ds.seen.values[0, 0, 0] = 0.0
+    found = real_text.EXPERIMENT.finish(ds)
+    first = (found.fit_quantity == "seen") & (found.fit_layer == 0) & ~found.fit_causal
+    assert found.fit_n_excluded[first].values.tolist() == [1] * 3
+
+
 def test_a_changed_text_is_refused_when_a_run_goes_on(folder, tmp_path):
     real_text = load("real_text")
     text = tmp_path / "text.txt"
