@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import meanfield
 from meanfield.checks import count, suggestion
 from meanfield.errors import NoCases
-from meanfield.experiments import EXPERIMENTS, get
+from meanfield.experiments import EXPERIMENTS, get, question_of
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -135,8 +135,6 @@ def _parser() -> tuple[argparse.ArgumentParser, Iterable[str]]:
     state.add_argument(
         "--check", action="store_true", help="exit code 1 if a file of it is damaged or missing"
     )
-    export = command("export", _export, "write what a run has so far to one file", _RUN)
-    export.add_argument("file", type=Path, metavar="FILE", help="ends in .nc or .zarr")
     plot = command("plot", _plot, "draw the figures of a finished run again", _RUN)
     plot.add_argument("--out", type=Path, metavar="DIR", help="folder (default: beside it)")
     _add_format(plot)
@@ -170,17 +168,9 @@ def _add_run(run: argparse.ArgumentParser) -> None:
     run.add_argument(
         "--shard", type=_shard, metavar="I/K", help="only every K-th case, for array jobs"
     )
-    run.add_argument(
-        "--resume",
-        action="store_true",
-        help="insist that the run was begun before (one that was is continued in any case)",
-    )
     run.add_argument("--retry-failed", action="store_true", help="run failed cases again")
     run.add_argument(
         "--case-timeout", type=float, metavar="S", help="seconds a case may take, with --workers"
-    )
-    run.add_argument(
-        "--accept-changed-code", action="store_true", help="no warning if the code has changed"
     )
     run.add_argument("--no-figures", action="store_true", help="only the Dataset")
     _add_format(run)
@@ -244,16 +234,16 @@ def _say(text: str) -> None:
 
 
 def _list(options: argparse.Namespace) -> int:
+    rows = [
+        {"name": name, "question": question_of(name), "paper": paper}
+        for name, paper in EXPERIMENTS.items()
+    ]
     if options.json:
-        rows = [
-            {"name": k, "question": v.question, "paper": v.paper} for k, v in EXPERIMENTS.items()
-        ]
         _say(json.dumps(rows, indent=1, ensure_ascii=False))
         return 0
-    width = max(map(len, EXPERIMENTS))
-    wide = max(len(one.question) for one in EXPERIMENTS.values())
-    for name, one in EXPERIMENTS.items():
-        _say(f"{name:{width}}  {one.question:{wide}}  {one.paper}".rstrip())
+    widths = {key: max(len(row[key]) for row in rows) for key in ("name", "question")}
+    for row in rows:
+        _say("  ".join(f"{text:{widths.get(key, 0)}}" for key, text in row.items()).rstrip())
     return 0
 
 
@@ -265,8 +255,6 @@ def _run(options: argparse.Namespace) -> int:
     if options.out.exists() and not options.out.is_dir():
         raise ValueError(f"--out: expected a folder, got the file {options.out}")
     store = options.out / f"{options.name}.sweep"
-    if options.resume and not store.exists():
-        raise FileNotFoundError(f"--resume: there is no run at {store}")
     import torch
 
     from meanfield.results.cases import answered
@@ -285,7 +273,6 @@ def _run(options: argparse.Namespace) -> int:
         shard=options.shard,
         case_timeout=options.case_timeout,
         retry_failed=options.retry_failed,
-        accept_changed_code=options.accept_changed_code,
     )
     _say(f"wrote {store}")
     known = answered(ds)
@@ -379,28 +366,12 @@ def _first_message(ds: xr.Dataset) -> str:
 def _status(options: argparse.Namespace) -> int:
     from meanfield.sweeps import status
 
-    found = status(_store_of(options.store))
+    store = options.store.with_suffix(".sweep")  # beside a file of the run
+    found = status(store if store.exists() else options.store)
     _say(str(found))
     if options.check and (found.damaged or found.missing):
         return 1
     return 3 if found.n_failed else 0
-
-
-def _store_of(run: Path) -> Path:
-    """The store beside a file of a run; the path itself if there is none."""
-    store = run.with_suffix(".sweep")
-    return store if store.exists() else run
-
-
-def _export(options: argparse.Namespace) -> int:
-    from meanfield import results
-
-    ds = results.read_dataset(_store_of(options.store))
-    name = ds.attrs.get("experiment")
-    if name in EXPERIMENTS:
-        ds = get(name).finish(ds)
-    _say(f"wrote {results.write_dataset(ds, options.file)}")
-    return 0
 
 
 def _plot(options: argparse.Namespace) -> int:

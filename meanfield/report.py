@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import functools
-import io
 import json
 import os
 import re
@@ -22,9 +21,8 @@ import numpy as np
 import xarray as xr
 
 from meanfield.errors import NoCases
-from meanfield.figures.canvas import kind, style
-from meanfield.figures.legends import with_room
 from meanfield.figures.plots import figures_of
+from meanfield.figures.saving import render
 from meanfield.habits import with_hints
 from meanfield.results import read_provenance
 from meanfield.results.atomic import make_folder, write_whole
@@ -180,50 +178,22 @@ def _troubles(ds: xr.Dataset) -> Iterator[str]:
 
 def _figure(ds: xr.Dataset, name: str, draw: Callable[..., Any]) -> str:
     """A figure with its caption; where the Dataset has no cases for it, the reason."""
-    own, settings = draw, {}
-    if isinstance(draw, functools.partial):
-        own, settings = draw.func, draw.keywords
+    own = draw.func if isinstance(draw, functools.partial) else draw
     caption = (own.__doc__ or "").strip().partition("\n")[0].strip()
-    if chosen := _chosen(ds, settings):
-        caption = f"{caption.removesuffix('.')} ({chosen})."
     try:
         picture = f'<img src="{_drawn(ds, draw)}" alt="{escape(caption or name)}">'
     except NoCases as error:
         picture = f"<p>Not drawn: {escape(str(error))}</p>"
-    words = f"<b>{escape(name)}.</b> {escape(caption)}"
-    return f"<figure>{picture}<figcaption>{words}</figcaption></figure>"
-
-
-def _chosen(ds: xr.Dataset, settings: Mapping[str, Any]) -> str:
-    """Which cases or columns a figure shows, in words."""
-    words = []
-    for name, value in settings.items():
-        if name == "causal":
-            words.append(kind(value))
-        elif isinstance(value, str):
-            # A variable by its long name, a value as it is.
-            words.append(str(ds[value].attrs.get("long_name", value)) if value in ds else value)
-        elif isinstance(value, (int, float)):
-            words.append(f"{name} {value:g}")
-    return ", ".join(words)
+    told = f"<b>{escape(name)}.</b> {escape(caption)}"
+    return f"<figure>{picture}<figcaption>{told}</figcaption></figure>"
 
 
 def _drawn(ds: xr.Dataset, draw: Callable[..., Any]) -> str:
     """The figure as a data URL."""
-    import matplotlib as mpl
-    from matplotlib.figure import Figure
-
-    # A constant salt and no date: the same Dataset gives the same bytes.
-    with style(), mpl.rc_context({"svg.hashsalt": "meanfield", "svg.fonttype": "path"}):
-        canvas = Figure()
-        draw(ds, ax=canvas.subplots())
-        with_room(canvas)
-        data, kind = io.BytesIO(), "svg+xml"
-        canvas.savefig(data, format="svg", metadata={"Date": None})
-        if data.tell() > _LARGEST_SVG:
-            data, kind = io.BytesIO(), "png"
-            canvas.savefig(data, format="png")
-    return f"data:image/{kind};base64,{base64.b64encode(data.getvalue()).decode('ascii')}"
+    (data,), kind = render(ds, draw, ["svg"]).values(), "svg+xml"
+    if len(data) > _LARGEST_SVG:
+        (data,), kind = render(ds, draw, ["png"]).values(), "png"
+    return f"data:image/{kind};base64,{base64.b64encode(data).decode('ascii')}"
 
 
 def _table(ds: xr.Dataset) -> str:

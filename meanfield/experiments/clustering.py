@@ -87,18 +87,13 @@ def paths(ds: xr.Dataset, *, ax: Axes, space: str = "plane") -> Axes:
 
     Of the largest β.
     """
-    from matplotlib.patches import Circle
-
-    rows = select(ds, space=space)
-    beta = float(rows.beta.max())
-    points = select(rows, beta=beta).isel(case=0).points.values
+    rows = select(ds, space=space, beta=float(ds.beta.max()))
+    points = rows.isel(case=0).points.values
     draw_paths(ax, points)
-    if space == "sphere":
-        ax.add_patch(Circle((0, 0), 1, fill=False, color="0.4", linewidth=0.8))
-    name = "e^{-t}x" if space == "plane" else "x"
-    ax.set(xlabel=rf"${name}_1$", ylabel=rf"${name}_2$")
-    what = "in the plane, rescaled" if space == "plane" else "on the sphere"
-    ax.set_title(rf"Tokens {what}{projection(points)} ($\beta$ = {beta:g})")
+    x = "e^{-t}x" if space == "plane" else "x"
+    ax.set(xlabel=rf"${x}_1$", ylabel=rf"${x}_2$")
+    where = rf"$\beta$ = {float(rows.beta[0]):g}{projection(points)}"
+    ax.set_title(f"Tokens on the {space}: {where}")
     return ax
 
 

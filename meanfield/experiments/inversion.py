@@ -141,29 +141,6 @@ ERRORS = Chart(
     ylabel="largest relative error of the preimage",
 )
 
-STEPS = Chart(
-    "Steps to 1e-12: by the bound, by the constant measured at the input, and as certified.",
-    "factor",
-    [
-        # No line: it depends on the first step too, and is known at these c only.
-        Curve("steps_bound", fmt="D", key="predicted by c", fillstyle="none"),
-        Curve(
-            "steps_measured",
-            "tokens of spread {spread:g}",
-            key="predicted by the measured constant",
-            fillstyle="none",
-        ),
-        Curve(
-            "steps_taken", fmt="x", key="taken until the residual certifies it", fillstyle="none"
-        ),
-    ],
-    "L2 attention: steps that each constant asks for",
-    by="spread",
-    rows=lambda ds: select(ds, kernel="l2"),
-    log="y",
-    ylabel="steps to a relative 1e-12",
-)
-
 EXPERIMENT = Experiment(
     measure,
     Settings(),
@@ -179,5 +156,5 @@ EXPERIMENT = Experiment(
         Variable("steps_taken", "steps to 1e-12 by the certified residual (NaN if never)"),
     ],
     coords={Variable("step", "steps k"): range(_STEPS + 1)},
-    figures={"error": ERRORS, "steps": STEPS},
+    figures={"error": ERRORS},
 )

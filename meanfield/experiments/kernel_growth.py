@@ -9,11 +9,10 @@ and their slope is without bound near the origin.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 
 from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, bounds, sampling
@@ -28,12 +27,13 @@ from meanfield.results import Variable
 
 __all__ = ["EXPERIMENT", "Settings"]
 
-_DIM, _TEMPERATURE, _TAU, _EPS = 2, 5.0, 2.0, 1.0
-_KERNELS = {
-    "dot product": kernels.dot_product,
-    "L2": kernels.l2,
-    "cosine": kernels.cosine(_TEMPERATURE, eps=_EPS),
-    "soft cap": kernels.soft_cap(_TAU),
+_DIM, _TAU = 2, 2.0
+# Each with its upper bound on the ball of radius R.
+_KERNELS: dict[str, tuple[kernels.Kernel, Callable[[float], float]]] = {
+    "dot product": (kernels.dot_product, lambda R: bounds.mean_field(1.0, 1.0, R)),
+    "L2": (kernels.l2, lambda R: bounds.l2_mean_field(1.0, 1.0, R, _DIM)),
+    "cosine": (kernels.cosine(5.0, eps=1.0), lambda R: float("inf")),
+    "soft cap": (kernels.soft_cap(_TAU), lambda R: bounds.capped_mean_field(1.0, 1.0, R, _TAU)),
 }
 
 
@@ -59,21 +59,9 @@ def _layers(kernel: str) -> list[SelfAttention]:
     """The layers of a kernel to search; of dot products both signs of A."""
     eye = torch.eye(_DIM, dtype=torch.float64)
     signs = (-1.0, 1.0) if kernel == "dot product" else (1.0,)
-    score = _KERNELS[choice(kernel, "kernel", _KERNELS)]
-    return [
-        SelfAttention(AttentionParameters.from_bilinear(sign * eye, eye), kernel=score)
-        for sign in signs
-    ]
-
-
-def _bound(kernel: str, radius: float) -> float:
-    if kernel == "dot product":
-        return float(bounds.mean_field(1.0, 1.0, radius))
-    if kernel == "L2":
-        return float(bounds.l2_mean_field(1.0, 1.0, radius, _DIM))
-    if kernel == "soft cap":
-        return float(bounds.capped_mean_field(1.0, 1.0, radius, _TAU))
-    return float("inf")
+    score, _ = _KERNELS[choice(kernel, "kernel", _KERNELS)]
+    layers = [AttentionParameters.from_bilinear(sign * eye, eye) for sign in signs]
+    return [SelfAttention(parameters, kernel=score) for parameters in layers]
 
 
 def _light_in_the_middle(radius: float) -> ParticleMeasure:
@@ -93,11 +81,7 @@ def largest_constant(
     search: Any = {"n_atoms": n_atoms, "starts": s.starts, "steps": s.steps}
     search |= {"candidates": candidates, "generator": generator}
     found = [worst_case(F, radius, **search)[1] for F in _layers(kernel)]
-    return max(found, key=float).values("constant") | {"bound": _bound(kernel, radius)}
-
-
-def _bounds(radius: Any, at: Mapping[str, Any]) -> np.ndarray:
-    return np.array([_bound(at["kernel"], R) for R in radius])
+    return max(found, key=float).values("constant") | {"bound": _KERNELS[kernel][1](radius)}
 
 
 GROWTH = Chart(
@@ -105,13 +89,13 @@ GROWTH = Chart(
     "radius",
     [
         Curve("constant", "{kernel}, found", rows=lambda ds: best(ds, "constant", over="radius")),
-        Formula(_bounds, fmt="--", key="upper bound, where one is known", linewidth=1.4),
         Formula(
-            lambda R, at: 2 * R**2,
-            r"$2R^2$: L2, light atom between two halves",
-            once=True,
+            lambda radius, at: [_KERNELS[at["kernel"]][1](R) for R in radius],
+            fmt="--",
+            key="upper bound, where one is known",
             linewidth=1.4,
         ),
+        Formula(lambda R, at: 2 * R**2, r"$2R^2$: L2, light atom between two halves", once=True),
     ],
     "Largest constant found in the ball, kernel by kernel",
     by="kernel",

@@ -11,11 +11,9 @@ the groups, and the best t gives 1 + 4 W₀((n−1)e^{−3/2}), less than 2 belo
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -137,11 +135,6 @@ def _row_sum(F: SelfAttention, X: Tensor, feature: int) -> float:
     return float((J.T @ unit).abs().sum())
 
 
-def _one_plus_four(spread: Callable[[float], float]) -> Callable[..., np.ndarray]:
-    """1 + 4 of it, as a formula of n."""
-    return lambda n, at: np.array([1 + 4 * spread(one) for one in n])
-
-
 TIGHTNESS = Chart(
     "The largest ‖J‖_∞ of one-dimensional L2 attention found, and its bound, against n.",
     "n_tokens",
@@ -156,14 +149,14 @@ TIGHTNESS = Chart(
         ),
         Curve("best", "best of the ascent", color="tab:blue"),
         Formula(
-            _one_plus_four(bounds.l2_spread),
+            lambda n, at: [1 + 4 * bounds.l2_spread(one) for one in n],
             r"upper bound $1+4\,\varphi^{-1}(n-1)$",
             "--",
             color="tab:red",
             linewidth=1.4,
         ),
         Formula(
-            _one_plus_four(_spread_of_groups),
+            lambda n, at: [1 + 4 * _spread_of_groups(one) for one in n],
             r"equal groups, odd n: $1+4\,W_0((n-1)e^{-3/2})$",
             ":",
             color="tab:orange",
@@ -175,21 +168,6 @@ TIGHTNESS = Chart(
     log="x",
     ylabel=r"largest $\|J\|_\infty$ found",
 )
-RATIO = Chart(
-    "The largest row sum found over the bound, against n, for every shape of the layer.",
-    "n_tokens",
-    [
-        Curve("share", "d = {dim}, H = {n_heads}", of="best|constructed/bound"),
-        Formula(lambda n, at: 1.0, fmt="k--", flat=True, once=True),
-    ],
-    r"Largest $\infty$-norm found of L2 attention over its bound",
-    by=("dim", "n_heads"),
-    rows=lambda ds: ds.assign(share=np.fmax(ds.best, ds.constructed) / ds.bound),
-    log="x",
-    ylabel="best found / bound",
-    ylim=(0.0, 1.05),
-)
-
 EXPERIMENT = Experiment(
     measure,
     Settings(),
@@ -209,5 +187,5 @@ EXPERIMENT = Experiment(
         for n in s.n_tokens
     ],
     parameters=[Variable("dim", "dimension d"), Variable("n_heads", "heads H")],
-    figures={"tightness": TIGHTNESS, "ratio": RATIO},
+    figures={"tightness": TIGHTNESS},
 )

@@ -9,24 +9,19 @@ split in two, which no displacement of n tokens does.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-import xarray as xr
 
 from meanfield import AttentionParameters, SelfAttention, sampling
 from meanfield.experiments.experiment import Experiment
 from meanfield.experiments.settings import along, over, setting
-from meanfield.figures.canvas import figure
-from meanfield.figures.plots import plot_secants
+from meanfield.figures.charts import Chart
+from meanfield.figures.plots import secants
 from meanfield.figures.selection import select
 from meanfield.lipschitz import compare_lemma_3_2
 from meanfield.lipschitz.comparison import VARIABLES
 from meanfield.results import Variable
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 __all__ = ["EXPERIMENT", "Settings"]
 
@@ -69,11 +64,9 @@ def compare(
     return {variable.name: found[variable.name].values for variable in VARIABLES}
 
 
-@figure("euclidean_secant/euclidean", "wasserstein_secant/euclidean", "euclidean_converged")
-def secants(ds: xr.Dataset, *, ax: Axes, causal: bool = False) -> Axes:
-    """Secant ratios over the Euclidean constant of n tokens, as the step shrinks; largest R."""
-    rows = select(ds, causal=causal, draw=0, radius=float(ds.radius.max()))
-    return plot_secants(rows.sortby("n_tokens"), ax=ax)
+def _of_largest(causal: bool) -> Chart:
+    rows = lambda ds: select(ds, causal=causal, draw=0, radius=float(ds.radius.max()))  # noqa: E731
+    return secants(causal, rows, split=True)
 
 
 EXPERIMENT = Experiment(
@@ -81,5 +74,5 @@ EXPERIMENT = Experiment(
     Settings(),
     VARIABLES,
     coords={Variable("perturbation", "direction of the step"): ["top", "random", "splitting"]},
-    figures={"secants": secants, "secants-masked": partial(secants, causal=True)},
+    figures={"secants": _of_largest(False), "secants-masked": _of_largest(True)},
 )

@@ -12,13 +12,13 @@ It stands last, so that the same holds masked. (The choice of tokens is ours.)
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, bounds
 from meanfield.experiments.experiment import Experiment
@@ -45,37 +45,33 @@ class Settings:
     seed: int = setting(0, "seed of A and V")
 
 
-def layer(s: Settings) -> AttentionParameters:
-    """A random head with ‖A‖ and ‖V‖ of order one."""
+def layer(s: Settings) -> tuple[AttentionParameters, Tensor]:
+    """A random head with ‖A‖ and ‖V‖ of order one, and the u that maximises ‖Aᵀu‖."""
     generator = torch.Generator().manual_seed(s.seed)
-    draws = torch.randn(2, s.dim, s.dim, generator=generator, dtype=torch.float64)
-    return AttentionParameters.from_bilinear(*(draws / math.sqrt(s.dim)))
+    A, V = torch.randn(2, s.dim, s.dim, generator=generator, dtype=torch.float64) / s.dim**0.5
+    return AttentionParameters.from_bilinear(A, V), torch.linalg.svd(A)[0][:, 0]
 
 
 def measure(s: Settings, radius: float, causal: bool) -> dict[str, Any]:
-    """The constant at (R u, −R u, 0), between its bounds; u maximises ‖Aᵀu‖."""
-    parameters = layer(s)
-    u = torch.linalg.svd(parameters.A[0])[0][:, 0]
-    X = torch.stack([radius * u, -radius * u, torch.zeros_like(u)])
-    mu = ParticleMeasure.from_sequence(X)
+    """The constant at (R u, −R u, 0), between its bounds."""
+    parameters, u = layer(s)
+    mu = ParticleMeasure.from_sequence(radius * torch.stack([u, -u, 0 * u]))
     F = SelfAttention(parameters, causal=causal)
     constant = local_lipschitz(F, mu, geometry="euclidean", strict=False)
-    sizes = _sizes(s)
     return {
         **constant.values("constant"),
-        "quadratic_lower": max(_lower(radius, sizes), 0.0),
-        "general_bound": _general(radius, sizes),
+        "quadratic_lower": max(_lower(radius, _sizes(s)), 0.0),
+        "general_bound": _general(radius, _sizes(s)),
     }
 
 
 def _sizes(s: Settings) -> dict[str, float]:
-    """What the bounds depend on besides R: ‖A‖, ‖V‖ and ‖V u‖ ‖Aᵀ u‖."""
-    parameters = layer(s)
+    """What the bounds depend on besides R."""
+    parameters, u = layer(s)
     A, V = parameters.A[0], parameters.V[0]
-    u = torch.linalg.svd(A)[0][:, 0]
-    norm_A, norm_V = (float(torch.linalg.matrix_norm(matrix, 2)) for matrix in (A, V))
     reached = torch.linalg.vector_norm(V @ u) * torch.linalg.vector_norm(A.mT @ u)
-    return {"norm_A": norm_A, "norm_V": norm_V, "reached": float(reached)}
+    norms = {"norm_A": torch.linalg.matrix_norm(A, 2), "norm_V": torch.linalg.matrix_norm(V, 2)}
+    return {name: float(value) for name, value in {**norms, "reached": reached}.items()}
 
 
 def _lower(radius: Any, sizes: Mapping[str, float]) -> Any:
@@ -86,18 +82,16 @@ def _general(radius: Any, sizes: Mapping[str, float]) -> Any:
     return bounds.theorem_3_3(sizes["norm_A"], sizes["norm_V"], radius, 3)
 
 
-def _above_zero(radius: Any, sizes: Mapping[str, float]) -> Any:
-    """The lower bound where it says something."""
-    lower = _lower(radius, sizes)
-    return np.where(lower > 0.04 / 3 * sizes["norm_V"], lower, np.nan)
-
-
 GROWTH = Chart(
     "Constant against R at (R u, −R u, 0), between R² from below and Theorem 3.3.",
     "radius",
     [
         Curve("constant", "local constant, {kind}", "o"),
-        Formula(_above_zero, r"lower bound, $R^2$", once=True),
+        Formula(
+            lambda R, at: np.where(_lower(R, at) > 0.04 / 3 * at["norm_V"], _lower(R, at), np.nan),
+            r"lower bound, $R^2$",
+            once=True,
+        ),
         Formula(_general, "upper bound, Thm 3.3", "k--", once=True, linewidth=1.4),
     ],
     "Constant at the three tokens $(Ru, -Ru, 0)$",

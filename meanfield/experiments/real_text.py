@@ -13,9 +13,9 @@ column means of P, and k = n/‖P‖_F² is the number of keys that matter to a 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,17 +28,14 @@ from meanfield.checks import to_host
 from meanfield.experiments import inputs
 from meanfield.experiments.experiment import Experiment
 from meanfield.experiments.settings import along, over, setting
-from meanfield.figures.canvas import colours, figure, kind, ticks_at
-from meanfield.figures.curves import curve, law, mark_unconverged, power_law
-from meanfield.figures.plots import plot_exponents
-from meanfield.figures.selection import fits_of, masked, model_and_text
+from meanfield.figures.canvas import kind
+from meanfield.figures.charts import Chart, Curve, Law
+from meanfield.figures.plots import exponents
+from meanfield.figures.selection import model_and_text, own_mask, select
 from meanfield.lipschitz import LocalLipschitz, local_lipschitz
 from meanfield.maps.map import constant_upper
 from meanfield.results import Variable
 from meanfield.results.fits import with_laws
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 __all__ = ["EXPERIMENT", "Settings"]
 
@@ -61,18 +58,17 @@ class Settings(inputs.OfText):
 
 
 def resolve(s: Settings) -> Settings:
-    """The layers, and the masks that the model can have."""
-    layers = inputs.layers_of(s)
-    s = replace(s, masks=tuple(inputs.masks_of(s.source(), s.masks)), layers=layers)
-    pinned: Settings = inputs.pinned(s, layers=layers, n_tokens=s.n_tokens)
-    return pinned
+    """The layers, and the masks that the model can have; its own if it has none of them."""
+    source = s.source()
+    masks = tuple(mask for mask in s.masks if mask in source.masks) or (source.causal,)
+    return inputs.pinned(s, masks=masks)
 
 
 def measure(s: Settings, n_tokens: int, causal: bool) -> dict[str, Any]:
     """All layers and windows of one length; arrays (layer, window)."""
-    inputs.check_text(s.text, s.text_sha256)
     source = s.source(causal)
-    points = inputs.clouds(source, s.text, n_tokens, s.n_windows, layers=s.layers)
+    # A prefix of a longer run would not do: in a plain model its tokens have seen the rest.
+    points = source.attention_inputs(s.ids(source, n_tokens), layers=s.layers)
     rows = [
         _layer(source.attention(layer, length=n_tokens), cloud, s.rtol)
         for layer, cloud in zip(s.layers, points, strict=True)
@@ -84,15 +80,19 @@ def _layer(F: Any, points: torch.Tensor, rtol: float) -> dict[str, np.ndarray]:
     mu = ParticleMeasure.from_sequence(points)
     constant = local_lipschitz(F, mu, geometry="euclidean", rtol=rtol, strict=False)
     radius, largest = inputs.token_radii(points)
+    general = np.full(len(points), np.nan)
+    if len(F.score_matrices):  # Theorem 3.3 is for scores ⟨Ax, y⟩
+        general = Layer.of(F).theorem_3_3(to_host(largest), points.shape[-2])
     found = {
         "radius": radius,
         "radius_max": largest,
         "localisation": constant.direction.square().sum(-1).amax(-1),
+        **{name: value.mean(-1) for name, value in _shares(F, mu).items()},
+        # It costs more than the constant, so one window has to do.
+        "local_upper": constant_upper(F, ParticleMeasure.from_sequence(points[0])),
     }
     arrays = {name: to_host(value) for name, value in found.items()}
-    shares = {name: to_host(value.mean(-1)) for name, value in _shares(F, mu).items()}
-    bounds = _bounds(F, points, arrays["radius_max"])
-    return constant.values("constant") | arrays | shares | bounds
+    return constant.values("constant") | arrays | {"general_bound": general}
 
 
 def _shares(F: SelfAttention, mu: ParticleMeasure) -> dict[str, torch.Tensor]:
@@ -106,76 +106,64 @@ def _shares(F: SelfAttention, mu: ParticleMeasure) -> dict[str, torch.Tensor]:
     }
 
 
-def _bounds(F: Any, points: torch.Tensor, radius: np.ndarray) -> dict[str, np.ndarray]:
-    """Upper bounds; Theorem 3.3 is for scores ⟨Ax, y⟩, NaN for others."""
-    general = np.full(len(points), np.nan)
-    if len(F.score_matrices):
-        general = Layer.of(F).theorem_3_3(radius, points.shape[-2])
-    # It costs more than the constant, so one window has to do.
-    upper = constant_upper(F, ParticleMeasure.from_sequence(points[0]))
-    return {"local_upper": to_host(upper), "general_bound": general}
+def _titled(what: str) -> Any:
+    return lambda ds: f"{what}, {kind(bool(ds.causal[0]))}\n{model_and_text(ds)}"
 
 
-@figure("constant", "constant_converged")
-def constants(ds: xr.Dataset, *, ax: Axes, causal: bool | None = None) -> Axes:
-    """Local constant against n per layer; lines: fits, with 95 % intervals of the exponents."""
-    rows, causal = masked(ds, causal)
-    ax.set(xscale="log", yscale="log", xlabel="number of tokens n", ylabel=r"$\|Df(X)\|$")
-    for k, colour in enumerate(colours(ds.sizes["layer"])):
-        at = rows.isel(layer=k).transpose("case", "window", ...)
-        n = np.broadcast_to(rows.n_tokens.values[:, None], at.constant.shape)
-        y, good = at.constant.values, at.constant_converged.values
-        ax.plot(n.ravel(), y.ravel(), "o", color=colour, markersize=3, alpha=0.5)
-        mark_unconverged(ax, n, y, good)
-        layer = int(ds.layer[k])
-        fits = fits_of(ds, quantity="constant", layer=layer, causal=causal, law="free")
-        label = f"layer {layer}: {law(fits)}".removesuffix(": ")
-        power_law(ax, fits, rows.n_tokens, color=colour, label=label)
-    ticks_at(ax, rows.n_tokens)
-    ax.set_title(f"Local constant of attention, {kind(causal)}\n{model_and_text(ds)}")
-    return ax
+_AXES: Any = {"by": "layer", "ticks": True, "xlabel": "number of tokens n"}
 
 
-@figure("radius")
-def radius(ds: xr.Dataset, *, ax: Axes, causal: bool | None = None) -> Axes:
-    """Root mean square token norm against n, mean over windows and their range, per layer."""
-    rows, causal = masked(ds, causal)
-    for k, colour in enumerate(colours(ds.sizes["layer"])):
-        line = rows.radius.isel(layer=k)
-        n, low, high = rows.n_tokens, line.min("window"), line.max("window")
-        ax.plot(n, line.mean("window"), "-", color=colour, label=f"layer {int(ds.layer[k])}")
-        ax.fill_between(n, low, high, color=colour, alpha=0.15, linewidth=0)
-    ax.set(xscale="log", xlabel="number of tokens n")
-    ax.set_ylabel("root mean square of the token norms")
-    # Behind a LayerNorm norms agree to rounding, which is nothing to zoom into.
-    ax.set_ylim(0.9 * float(rows.radius.min()), 1.1 * float(rows.radius.max()))
-    ticks_at(ax, rows.n_tokens)
-    ax.set_title(f"Radius of the tokens, {kind(causal)}\n{model_and_text(ds)}")
-    return ax
+def constants(causal: bool) -> Chart:
+    """The chart of the plain or the masked cases."""
+    return Chart(
+        "Local constant against n per layer; lines: fits, with 95 % intervals of the exponents.",
+        "n_tokens",
+        [
+            Curve("constant", fmt="o", markersize=3, alpha=0.5),
+            Law("constant", "layer {layer}: "),
+        ],
+        _titled("Local constant of attention"),
+        rows=lambda ds: select(ds, causal=causal),
+        log="xy",
+        ylabel=r"$\|Df(X)\|$",
+        **_AXES,
+    )
 
 
-@figure("constant", "constant_converged", "local_upper")
-def beside_bounds(ds: xr.Dataset, *, ax: Axes, causal: bool | None = None) -> Axes:
-    """Constant at the first window, and the certain upper bound there, per layer.
+RADIUS = Chart(
+    "Root mean square token norm against n, median of windows and their range, per layer.",
+    "n_tokens",
+    [Curve("radius", "layer {layer}", "-", along="window")],
+    _titled("Radius of the tokens"),
+    rows=own_mask,
+    log="x",
+    ylabel="root mean square of the token norms",
+    ylim=(0, None),
+    **_AXES,
+)
 
-    Theorem 3.3 is thousands of times above both: the title has its numbers.
-    """
-    rows, causal = masked(ds, causal)
-    for k, colour in enumerate(colours(ds.sizes["layer"])):
-        line = rows.isel(layer=k, window=0)
-        label = f"layer {int(ds.layer[k])}"
-        curve(ax, line, "n_tokens", "constant", color=colour, label=label)
-        curve(ax, line, "n_tokens", "local_upper", "-.", color=colour)
-    ax.plot([], [], "k-.", label="upper bound at these tokens")
-    ax.set(xscale="log", yscale="log", xlabel="number of tokens n")
-    ax.set_ylabel(r"local constant $\|Df(X)\|$")
-    ticks_at(ax, rows.n_tokens)
-    general = rows.general_bound.isel(window=0)
+
+def _far_above(ds: xr.Dataset) -> str:
+    """The numbers of Theorem 3.3, thousands of times above what is drawn."""
+    general = ds.general_bound
     far = f" (Thm 3.3: {float(general.min()):,.0f} to {float(general.max()):,.0f})"
-    what = f"Constant at the first window, and its upper bound, {kind(causal)}"
-    ax.set_title(f"{what}\n{model_and_text(ds)}{far if general.notnull().any() else ''}")
-    return ax
+    words = _titled("Constant at the first window, and its upper bound")(ds)
+    return f"{words}{far if general.notnull().any() else ''}"
 
+
+BESIDE_BOUNDS = Chart(
+    "Constant at the first window, and the certain upper bound there, per layer.",
+    "n_tokens",
+    [
+        Curve("constant", "layer {layer}"),
+        Curve("local_upper", fmt="-.", key="upper bound at these tokens"),
+    ],
+    _far_above,
+    rows=lambda ds: own_mask(ds).isel(window=0),
+    log="xy",
+    ylabel=r"local constant $\|Df(X)\|$",
+    **_AXES,
+)
 
 _DIMS = ("layer", "window")
 _EXPLAINED = {
@@ -207,15 +195,15 @@ EXPERIMENT = Experiment(
         ),
     ],
     resolve=resolve,
-    coords={Variable("window", "window of the text"): lambda s: range(s.n_windows)},
+    grid=lambda s: {"causal": s.masks, "n_tokens": s.n_tokens},
     attrs=inputs.labels,
     figures={
-        "constants": partial(constants, causal=False),
-        "constants-masked": partial(constants, causal=True),
-        "exponents": plot_exponents,
-        "growth-explained": partial(plot_exponents, quantities=_EXPLAINED),
-        "radius": radius,
-        "bounds": beside_bounds,
+        "constants": constants(causal=False),
+        "constants-masked": constants(causal=True),
+        "exponents": exponents({"constant": ""}),
+        "growth-explained": exponents(_EXPLAINED),
+        "radius": RADIUS,
+        "bounds": BESIDE_BOUNDS,
     },
     conclude=partial(
         with_laws, quantities=tuple(_EXPLAINED), by=("causal",), along="layer", groups="window"

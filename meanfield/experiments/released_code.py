@@ -14,7 +14,6 @@ from __future__ import annotations
 import functools
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,8 +28,8 @@ from meanfield.experiments import inputs
 from meanfield.experiments.experiment import Experiment
 from meanfield.experiments.settings import over, setting
 from meanfield.figures.charts import Chart, Curve, Formula, Law
-from meanfield.figures.plots import plot_exponents
-from meanfield.figures.selection import levels, reduced, select
+from meanfield.figures.plots import exponents
+from meanfield.figures.selection import levels, select
 from meanfield.layers import Chain
 from meanfield.lipschitz import LocalLipschitz, local_lipschitz
 from meanfield.measures import MeasureMap
@@ -87,12 +86,9 @@ def resolve(s: Settings) -> Settings:
             f"model: expected a GPT-2, or a BERT without rows and dropout, got "
             f"{source.architecture}; the scripts know no others (map='attention' takes any)"
         )
-    layers = inputs.layers_of(s)
-    s = replace(s, layers=layers, causal=source.causal)
     if s.inputs != "text":
         s = replace(s, text=inputs.RANDOM_TEXT, n_windows=1, dropout=False)
-    pinned: Settings = inputs.pinned(s, layers=layers, n_tokens=s.n_tokens)
-    return pinned
+    return inputs.pinned(s, causal=source.causal)
 
 
 def measure(s: Settings, layer: int, n_tokens: int) -> dict[str, Any]:
@@ -141,8 +137,7 @@ def _points(s: Settings, source: Transformer, layer: int, n: int) -> Tensor:
     """What enters the layer, (window, n, d)."""
     if s.inputs != "text":
         return _pair(source, s.inputs, layer, s.head).tokens(s.radius, n).points[None]
-    inputs.check_text(s.text, s.text_sha256)
-    ids: Any = inputs.window_ids(source, s.text, n, s.n_windows)
+    ids: Any = s.ids(source, n)
     if source.architecture == "gpt2" and s.map == "scripts":
         ids = {"input_ids": ids, "token_type_ids": torch.zeros_like(ids)}
     return source.attention_inputs(ids, layers=[layer])[0]
@@ -205,18 +200,9 @@ _QUANTITIES = {
 }
 
 
-def _first_layer(ds: xr.Dataset) -> xr.Dataset:
-    return select(ds, layer=levels(ds, "layer")[0])
-
-
-def _median(name: str) -> Any:
-    def rows(ds: xr.Dataset) -> xr.Dataset:
-        medians = reduced(ds, name, along="window").assign(n_tokens=ds.n_tokens)
-        return (
-            medians if name in _different(ds) else medians.assign({name: np.nan * medians[name]})
-        )
-
-    return rows
+def _if_different(name: str) -> Any:
+    """The cases, without the norm of the map taken where that is the paper's."""
+    return lambda ds: ds if name in _different(ds) else ds.assign({name: np.nan * ds[name]})
 
 
 def _different(ds: xr.Dataset) -> list[str]:
@@ -237,11 +223,6 @@ def _title(ds: xr.Dataset) -> str:
     )
 
 
-def _drawn(n: Any, at: Any) -> np.ndarray:
-    C, p = at["drawn_constant"], at["drawn_exponent"]
-    return (C or np.nan) * np.asarray(n) ** p
-
-
 GROWTH = Chart(
     "The norms and the scripts' quantity at the same inputs; lines: power laws, where they fit.",
     "n_tokens",
@@ -250,14 +231,19 @@ GROWTH = Chart(
             one
             for k, (name, label) in enumerate(_QUANTITIES.items())
             for one in (
-                Curve(name, label, "o", rows=_median(name), color=f"C{k}"),
-                Law({"quantity": name}, color=f"C{k}"),
+                Curve(name, label, "o", along="window", rows=_if_different(name), color=f"C{k}"),
+                Law(name, color=f"C{k}"),
             )
         ),
-        Formula(_drawn, "drawn by the authors", once=True, linewidth=1.4),
+        Formula(
+            lambda n, at: (at["drawn_constant"] or np.nan) * n ** at["drawn_exponent"],
+            "drawn by the authors",
+            once=True,
+            linewidth=1.4,
+        ),
     ],
     _title,
-    rows=_first_layer,
+    rows=lambda ds: select(ds, layer=levels(ds, "layer")[0]),
     log="xy",
     ylabel="norm or quantity, median of windows",
     ticks=True,
@@ -276,12 +262,11 @@ EXPERIMENT = Experiment(
         Variable("radius", "root mean square of the token norms", dims=_DIMS),
     ],
     resolve=resolve,
-    coords={Variable("window", "window of the text"): lambda s: range(s.n_windows)},
     attrs=lambda s: {
         **inputs.labels(s),
         "text": inputs.short_name(s.text) if s.inputs == "text" else s.inputs,
         **{name: getattr(s, name) for name in _TOLD},
     },
-    figures={"growth": GROWTH, "exponents": partial(plot_exponents, quantities=_QUANTITIES)},
+    figures={"growth": GROWTH, "exponents": exponents(_QUANTITIES)},
     conclude=_conclude,
 )

@@ -7,8 +7,8 @@ enter its layer; the constant of the head at those tokens, which are no worst ca
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -17,15 +17,11 @@ from meanfield import ParticleMeasure, SelfAttention
 from meanfield.checks import to_host
 from meanfield.experiments import inputs
 from meanfield.experiments.experiment import Experiment
-from meanfield.experiments.settings import over, setting
-from meanfield.figures.canvas import FORMULA, figure
-from meanfield.figures.curves import mark_unconverged
+from meanfield.experiments.settings import along, over, setting
+from meanfield.figures.charts import Chart, Curve, Formula
 from meanfield.figures.selection import attribute, model_and_text
 from meanfield.lipschitz import LocalLipschitz, local_lipschitz
 from meanfield.results import Variable
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 __all__ = ["EXPERIMENT", "Settings"]
 
@@ -38,23 +34,19 @@ class Settings(inputs.OfText):
         "layer", (), "attention layer, from 0; all if there are none", quick=()
     )
     n_tokens: int = setting(64, "length of the windows", quick=8)
-    n_windows: int = setting(5, "windows over which radius and constants are averaged", quick=2)
+    n_windows: int = along("window", 5, "window of the text", quick=2)
     causal: bool = setting(False, "whether attention is masked; GPT-2 always is")
 
 
 def resolve(s: Settings) -> Settings:
     """The layers and the mask."""
-    layers, causal = inputs.layers_of(s), s.causal or inputs.bilinear(s.source()).causal
-    s = replace(s, layers=layers, causal=causal)
-    pinned: Settings = inputs.pinned(s, layers=layers, n_tokens=[s.n_tokens])
-    return pinned
+    return inputs.pinned(s, causal=s.causal or inputs.bilinear(s.source()).causal)
 
 
 def measure(s: Settings, layer: int) -> dict[str, Any]:
     """All heads of a layer; arrays (head,) and (head, window)."""
-    inputs.check_text(s.text, s.text_sha256)
     source = s.source(s.causal)
-    points = inputs.clouds(source, s.text, s.n_tokens, s.n_windows, layers=[layer])[0]
+    points = source.attention_inputs(s.ids(source, s.n_tokens), layers=[layer])[0]
     F = source.attention(layer)
     gamma, norm_A, norm_V = inputs.head_spectra(F.parameters)
     radius = to_host(inputs.token_radii(points)[0].double())
@@ -72,46 +64,30 @@ def measure(s: Settings, layer: int) -> dict[str, Any]:
     }
 
 
-@figure("exponent")
-def exponents(ds: xr.Dataset, *, ax: Axes) -> Axes:
-    """γR² of every head at the root mean square radius of its tokens, per layer."""
-    _draw_heads(ax, ds, ds.exponent.mean("window"))
-    n = attribute(ds, "n_tokens")
-    label = rf"$\log(n)/2$, n = {n}: above, $e^{{-2\gamma R^2}} < 1/n$"
-    ax.axhline(np.log(n) / 2, color="black", linestyle=":", label=label, gid=FORMULA)
-    ax.set_ylabel(r"$\gamma R^2$")
-    ax.set_title(f"$\\gamma R^2$ of each head at the radius of its tokens\n{model_and_text(ds)}")
-    return ax
+def _of_heads(column: str, words: str, quantity: str, *more: Formula) -> Chart:
+    """The chart of a number of each head above its layer; γ = 0 has no logarithm."""
 
+    def label(ds: xr.Dataset) -> str:
+        nowhere = int((ds[column].median("window") == 0).sum())
+        told = f" ({nowhere} at 0 are not drawn)" if nowhere else ""
+        return f"a head, median of {ds.sizes['window']} windows{told}"
 
-def _draw_heads(ax: Axes, ds: xr.Dataset, values: xr.DataArray) -> tuple[np.ndarray, np.ndarray]:
-    """A number of each head as dots above its layer, on a logarithmic axis; where they are.
-
-    A head none of whose eigenvalues is real has γ = 0, which has no logarithm.
-    """
-    y = values.transpose("case", "head").values
-    layer = np.broadcast_to(ds.layer.values[:, None], y.shape)
-    label = f"a head, mean of {ds.sizes['window']} windows"
-    label += f" ({(y == 0).sum()} at 0 are not drawn)" if (y == 0).any() else ""
-    ax.plot(layer.ravel(), y.ravel(), "o", color="tab:blue", alpha=0.6, label=label)
-    ax.set(yscale="log", xlabel="layer")
-    ax.set_xticks(np.unique(ds.layer.values))
-    return layer, y
-
-
-@figure("head_constant", "head_constant_converged")
-def head_constants(ds: xr.Dataset, *, ax: Axes) -> Axes:
-    """Constant of every head alone, mean over windows, per layer."""
-    layer, constant = _draw_heads(ax, ds, ds.head_constant.mean("window"))
-    good = ds.head_constant_converged.astype(bool).all("window").transpose("case", "head").values
-    mark_unconverged(ax, layer, constant, good)
-    ax.set_ylabel(r"local constant $\|Df(X)\|$ of the head alone")
-    ax.set_title(
-        f"Constant of each head alone, n = {attribute(ds, 'n_tokens')}\n{model_and_text(ds)}"
+    return Chart(
+        f"{words}, per layer; medians of windows.",
+        "layer",
+        [Curve(column, label, "o", along="window", color="tab:blue", alpha=0.6), *more],
+        lambda ds: f"{words}, n = {attribute(ds, 'n_tokens')}\n{model_and_text(ds)}",
+        log="y",
+        ticks=True,
+        xlabel="layer",
+        ylabel=quantity,
     )
-    return ax
 
 
+_WITHIN_REACH = Formula(
+    lambda _, at: np.log(at["n_tokens"]) / 2,
+    r"$\log(n)/2$: above, $e^{-2\gamma R^2} < 1/n$",
+)
 _HEAD, _BOTH = ("head",), ("head", "window")
 EXPERIMENT = Experiment(
     measure,
@@ -129,8 +105,17 @@ EXPERIMENT = Experiment(
     resolve=resolve,
     coords={
         Variable("head", "head, from 0"): lambda s: range(s.source().n_heads),
-        Variable("window", "window of the text"): lambda s: range(s.n_windows),
     },
     attrs=inputs.labels,
-    figures={"heads": exponents, "constants": head_constants},
+    figures={
+        "heads": _of_heads(
+            "exponent",
+            "γR² of each head at the radius of its tokens",
+            r"$\gamma R^2$",
+            _WITHIN_REACH,
+        ),
+        "constants": _of_heads(
+            "head_constant", "Constant of each head alone", r"local constant $\|Df(X)\|$"
+        ),
+    },
 )

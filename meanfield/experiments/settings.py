@@ -14,7 +14,7 @@ from meanfield.checks import choice
 _SAME: Any = object()
 
 
-def setting(value: Any, meaning: str, *, quick: Any = _SAME) -> Any:
+def setting(value: Any, meaning: str, *, quick: Any = _SAME, **more: Any) -> Any:
     """A field of an experiment's settings.
 
     Args:
@@ -22,6 +22,7 @@ def setting(value: Any, meaning: str, *, quick: Any = _SAME) -> Any:
         meaning: in words.
         quick: what a run of seconds takes, or a function of the value that a whole run would
             take; that value if it is not given.
+        **more: what `over`, `along` and `derived` note.
 
     Example:
         >>> from dataclasses import dataclass
@@ -32,7 +33,8 @@ def setting(value: Any, meaning: str, *, quick: Any = _SAME) -> Any:
         >>> Settings(), quick_of(Settings())
         (Settings(radii=(1.0, 2.0, 4.0), power=2), Settings(radii=(1.0,), power=2))
     """
-    return _field(value, meaning, quick)
+    small = {} if quick is _SAME else {"quick": quick}
+    return field(default=value, metadata={"meaning": meaning, **small, **more})
 
 
 def over(parameter: str, value: Any, meaning: str, *, quick: Any = _SAME, **labels: str) -> Any:
@@ -46,22 +48,17 @@ def over(parameter: str, value: Any, meaning: str, *, quick: Any = _SAME, **labe
         quick: as of `setting`.
         **labels: `units` and `symbol` of the parameter, see `results.Variable`.
     """
-    return _field(value, meaning, quick, over=parameter, labels=labels)
+    return setting(value, meaning, quick=quick, over=parameter, labels=labels)
 
 
 def along(dim: str, value: Any, meaning: str, *, quick: Any = _SAME, **labels: str) -> Any:
     """A setting that is the coordinate along a dimension of the results; as `over`."""
-    return _field(value, meaning, quick, along=dim, labels=labels)
+    return setting(value, meaning, quick=quick, along=dim, labels=labels)
 
 
 def derived(value: Any, meaning: str) -> Any:
     """A field that the experiment's `resolve` fills in, and nobody else."""
-    return _field(value, meaning, _SAME, derived=True)
-
-
-def _field(value: Any, meaning: str, quick: Any, **more: Any) -> Any:
-    small = {} if quick is _SAME else {"quick": quick}
-    return field(default=value, metadata={"meaning": meaning, **small, **more})
+    return setting(value, meaning, derived=True)
 
 
 def marked(settings: Any, mark: str) -> dict[str, Field[Any]]:

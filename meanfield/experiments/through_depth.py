@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,10 +23,8 @@ from meanfield.checks import to_host
 from meanfield.experiments import inputs
 from meanfield.experiments.experiment import Experiment
 from meanfield.experiments.settings import along, derived, over, setting
-from meanfield.figures.canvas import figure
 from meanfield.figures.charts import Chart, Curve
-from meanfield.figures.curves import curve
-from meanfield.figures.selection import attribute, levels, reduced, select
+from meanfield.figures.selection import attribute, levels, select
 from meanfield.layers import Chain
 from meanfield.lipschitz import LocalLipschitz, local_lipschitz
 from meanfield.maps import BallBounds
@@ -35,9 +33,6 @@ from meanfield.measures import MeasureMap
 from meanfield.pretrained import Transformer
 from meanfield.results import Variable
 from meanfield.transport import TransportResult, solve_w2
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 __all__ = ["EXPERIMENT", "Settings"]
 
@@ -59,7 +54,7 @@ class Settings:
         quick="random",
     )
     n_tokens: int = setting(64, "length of a window", quick=10)
-    n_windows: int = setting(5, "windows of the text", quick=2)
+    n_windows: int = over("window", 5, "window of the text", quick=2)
     causal: bool | None = setting(None, "whether attention is masked; as the model has it if None")
     dtype: str = setting("float64", "'float32' or 'float64'")
     depth: int = setting(
@@ -73,26 +68,22 @@ class Settings:
         "how far tokens may move in the bounds over balls, relative to their root mean square "
         "norm at the start",
     )
-    loading: Mapping[str, Any] = derived(None, "what `inputs.transformer` takes for each model")
-    text_sha256: str | None = derived(None, "SHA-256 of the text")
+    loading: Mapping[str, inputs.OfText] = derived(None, "each model with the text")
     most_layers: int = derived(0, "blocks of the deepest model")
 
 
 def resolve(s: Settings) -> Settings:
     """Settings with what tells the models and the text from others."""
-    loading, most_layers = {}, 0
-    for name in s.models:
-        how: dict[str, Any] = {"seed": s.seed, "dtype": s.dtype}
-        how["depth"] = s.depth if name.startswith("random:") else 0
-        source = inputs.transformer(name, **how)
-        inputs.check_fit(
-            source, layers=[], n_tokens=[s.n_tokens], text=s.text, n_windows=s.n_windows
+    every: Any = {"text": s.text, "n_windows": s.n_windows, "n_tokens": s.n_tokens}
+    every |= {"seed": s.seed, "dtype": s.dtype}
+    loading = {
+        name: inputs.pinned(
+            inputs.OfText(name, depth=s.depth if name.startswith("random:") else 0, **every)
         )
-        mask = inputs.transformer(name, s.causal, **how).causal
-        loading[name] = {**how, "revision": source.fingerprint, "causal": mask}
-        most_layers = max(most_layers, source.n_layers)
-    digest = inputs.text_hash(s.text)
-    return replace(s, loading=loading, text_sha256=digest, most_layers=most_layers)
+        for name in s.models
+    }
+    most_layers = max((len(one.layers) for one in loading.values()), default=0)
+    return replace(s, loading=loading, most_layers=most_layers)
 
 
 def measure(s: Settings, model: str, window: int) -> dict[str, Any]:
@@ -100,9 +91,8 @@ def measure(s: Settings, model: str, window: int) -> dict[str, Any]:
 
     Beyond the last block of the model numbers are NaN, and flags true.
     """
-    inputs.check_text(s.text, s.text_sha256)
-    source = inputs.transformer(model, **s.loading[model])
-    ids = inputs.window_ids(source, s.text, s.n_tokens, s.n_windows)[window]
+    source = s.loading[model].source(s.causal)
+    ids = s.loading[model].ids(source, s.n_tokens)[window]
     found = _followed(source, ids, s.rtol, s.epsilons)
     flags = [np.all(value) for name, value in found.items() if name.endswith("_converged")]
     padded = {name: _padded(value, s.most_layers) for name, value in found.items()}
@@ -201,95 +191,88 @@ def _shape(mu: ParticleMeasure) -> dict[str, float]:
     }
 
 
-def _first(ds: xr.Dataset) -> tuple[xr.Dataset, str]:
-    """The cases of the first model, its blocks, and the line of a title that names it."""
-    model = levels(ds, "model")[0]
-    rows = select(ds, model=model)
-    rows = rows.isel(layer=slice(int(rows.n_layers[0])))
-    what = f"model {inputs.short_name(model)}, text {attribute(ds, 'text')}"
-    return rows, f"{what}, {attribute(ds, 'n_tokens')} tokens"
+def _first(ds: xr.Dataset) -> xr.Dataset:
+    """The cases of the first model, and its blocks."""
+    rows = select(ds, model=levels(ds, "model")[0])
+    return rows.isel(layer=slice(int(rows.n_layers[0])))
 
 
-@figure(
-    *("constant", "constant_converged", "through", "through_converged"),
-    *("product", "product_upper", "ball_measured"),
+def _near(ds: xr.Dataset) -> xr.Dataset:
+    """The bound of the largest ball that somewhere says more than the product of bounds."""
+    drawn = ds[["constant", "through", "product", "product_upper"]].median("case")
+    bound = ds.ball_measured.where(ds.ball_measured.median("case") <= drawn.to_array().max())
+    seen = np.flatnonzero(bound.notnull().any(("case", "layer")))
+    return ds.assign(ball_measured=bound).isel(epsilon=seen[-1:])
+
+
+def _titled(what: str) -> Callable[[xr.Dataset], str]:
+    def title(ds: xr.Dataset) -> str:
+        models = levels(ds, "model")
+        of = f"model {inputs.short_name(models[0])}, " if len(models) == 1 else ""
+        return f"{what}\n{of}text {attribute(ds, 'text')}, {attribute(ds, 'n_tokens')} tokens"
+
+    return title
+
+
+_OF_FIRST: Any = {"rows": _first, "xlabel": "block", "ticks": True}
+CONSTANTS = Chart(
+    "Constants of the blocks, of the network up to each, and the products; medians of windows.\n\n"
+    "Beside them what the network's constant is at most while every token moves by ε, relative to "
+    "its size, as far as that is below the products. Of the first model.",
+    "layer",
+    [
+        Curve("constant", "block", along="case", color="tab:blue"),
+        Curve("through", "network up to the block", "s-", along="case", color="tab:green"),
+        Curve("product", "product of the blocks", "^-", along="case", color="tab:orange"),
+        Curve("product_upper", "product of upper bounds", "--", along="case", color="tab:red"),
+        Curve(
+            "ball_measured",
+            lambda ds: "bound, tokens within " + ", ".join(f"{e:g}" for e in ds.epsilon.values),
+            ".:",
+            along="case",
+            rows=_near,
+            color="0.4",
+        ),
+    ],
+    _titled("Local constants through depth"),
+    log="y",
+    ylabel=r"local $W_2$ constant",
+    **_OF_FIRST,
 )
-def constants(ds: xr.Dataset, *, ax: Axes) -> Axes:
-    """Constants of the blocks, of the network up to each, and the products; medians of windows.
-
-    Beside them what the network's constant is at most while every token moves by ε, relative to
-    its size. Bounds above the products are not drawn. Of the first model.
-    """
-    rows, words = _first(ds)
-    lines = (
-        ("constant", "o-", "tab:blue", "block"),
-        ("through", "s-", "tab:green", "network up to the block"),
-        ("product", "^-", "tab:orange", "product of the blocks"),
-        ("product_upper", "--", "tab:red", "product of upper bounds"),
-    )
-    for name, style, colour, label in lines:
-        middle = reduced(rows, name, along="case")
-        if np.isfinite(middle[name]).any():
-            curve(ax, middle, "layer", name, style, color=colour, label=label)
-    bounds = rows.ball_measured.median("case")
-    seen = np.isfinite(bounds) & (bounds <= ax.get_ylim()[1])
-    if seen.any():  # that of the largest ball that says something
-        epsilon = float(rows.epsilon[seen.any("layer")].max())
-        bound = bounds.sel(epsilon=epsilon).where(seen.sel(epsilon=epsilon))
-        label = f"bound, tokens within {epsilon:g}"
-        ax.plot(rows.layer, bound, ":", marker=".", color="0.4", label=label)
-    ax.set(yscale="log", xlabel="block", ylabel=r"local $W_2$ constant")
-    ax.set_xticks(rows.layer.values)
-    ax.set_title(f"Local constants through depth\n{words}")
-    return ax
-
-
 DISPLACEMENT = Chart(
     "How far the cloud moves in W2, and its tokens one by one, in units of the radius.",
     "layer",
     [
-        Curve("displacement", "each token to its image", of="displacement/radius"),
+        Curve("displacement/radius", "each token to its image", along="case"),
         # The two agree where no relabelling of the tokens saves anything.
-        Curve("moved", r"$W_2$", "s-", of="moved/radius", fillstyle="none", markersize=8),
+        Curve("moved/radius", r"$W_2$", "s-", along="case", fillstyle="none", markersize=8),
     ],
-    lambda ds: f"How far each block moves the tokens\n{ds.attrs['words']}",
-    rows=lambda ds: _in_radii(*_first(ds)),
-    xlabel="block",
+    _titled("How far each block moves the tokens"),
     ylabel="distance / radius after the block",
     ylim=(0, None),
+    **_OF_FIRST,
 )
 
 
-def _in_radii(rows: xr.Dataset, words: str) -> xr.Dataset:
-    distances = rows[["displacement", "moved"]] / rows.radius
-    return distances.median("case").assign_attrs(words=words)
+def _over_depth(ds: xr.Dataset) -> xr.Dataset:
+    n_layers = int(ds.n_layers.max())
+    depth = (np.arange(n_layers) + 1) / n_layers
+    return ds.isel(layer=slice(n_layers)).assign_coords(depth=("layer", depth))
 
 
-def _side_by_side(quantity: str, what: str, *flags: str) -> Callable[..., Axes]:
-    """The figure of one quantity for all models."""
+def _side_by_side(quantity: str, what: str) -> Chart:
+    """The chart of one quantity for all models."""
     whole = what[0].upper() + what[1:]
-
-    @figure(quantity, *flags)
-    def models(ds: xr.Dataset, *, ax: Axes) -> Axes:
-        """A quantity of every model over relative depth; medians, and the range over windows."""
-        for k, model in enumerate(levels(ds, "model")):
-            rows, colour = select(ds, model=model), f"C{k}"
-            n_layers = int(rows.n_layers.max())
-            blocks = rows.isel(layer=slice(n_layers))
-            depth = (np.arange(n_layers) + 1) / n_layers
-            middle = reduced(blocks, quantity, along="case").assign(depth=("layer", depth))
-            style: Any = {"color": colour, "label": str(model), "markersize": 4}
-            curve(ax, middle, "depth", quantity, f"{'os^Dv*'[k % 6]}-", **style)
-            low, high = blocks[quantity].min("case"), blocks[quantity].max("case")
-            ax.fill_between(depth, low, high, color=colour, alpha=0.15, linewidth=0)
-        ax.set(yscale="log", xlabel="block / number of blocks", ylabel=what)
-        text = attribute(ds, "text")
-        text = "random token ids" if text == inputs.RANDOM_TEXT else text
-        ax.set_title(f"{whole}\n{text}, n = {attribute(ds, 'n_tokens')}")
-        return ax
-
-    models.__doc__ = str(models.__doc__).replace("A quantity", whole)
-    return models
+    return Chart(
+        f"{whole} of every model over relative depth; medians, and the range over windows.",
+        "depth",
+        [Curve(quantity, "{model}", along="case", rows=_over_depth, markersize=4)],
+        _titled(whole),
+        by="model",
+        log="y",
+        xlabel="block / number of blocks",
+        ylabel=what,
+    )
 
 
 _OF_BLOCKS = {
@@ -322,19 +305,17 @@ EXPERIMENT = Experiment(
         Variable("n_layers", "blocks of the model; beyond them the others are NaN", dtype="int64"),
     ],
     resolve=resolve,
-    grid=lambda s: {"model": s.models, "window": range(s.n_windows)},
-    parameters=[Variable("window", "window of the text")],
     coords={Variable("layer", "block, from 0"): lambda s: range(s.most_layers)},
     attrs=lambda s: {
         "text": inputs.short_name(s.text),
-        "text_sha256": s.text_sha256,
+        "text_sha256": inputs.text_hash(s.text),
         "n_tokens": s.n_tokens,
     },
     figures={
-        "constants": constants,
+        "constants": CONSTANTS,
         "displacement": DISPLACEMENT,
-        "models": _side_by_side("constant", _CONSTANT, "constant_converged"),
-        "models-network": _side_by_side("through", _THROUGH, "through_converged"),
+        "models": _side_by_side("constant", _CONSTANT),
+        "models-network": _side_by_side("through", _THROUGH),
         "models-rank": _side_by_side("effective_rank", "effective rank of the tokens"),
     },
 )

@@ -10,10 +10,9 @@ sequence where the ratio of weights is 1/(n−1), secant ratios at shrinking ste
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,22 +20,19 @@ import xarray as xr
 
 from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, bounds, sampling, stack
 from meanfield.bounds.diracs import two_dirac_entry
-from meanfield.checks import to_host
 from meanfield.experiments.experiment import Experiment
 from meanfield.experiments.settings import along, over, setting
-from meanfield.figures.canvas import figure, kind
-from meanfield.figures.charts import Chart, Curve, Drawn, Formula
-from meanfield.figures.plots import plot_secants
-from meanfield.figures.selection import best, by_mask, select
-from meanfield.lipschitz import LocalLipschitz, local_lipschitz
+from meanfield.figures.canvas import kind
+from meanfield.figures.charts import Chart, Curve, Drawn, Formula, Key
+from meanfield.figures.plots import secants
+from meanfield.figures.selection import best, by_level, select
+from meanfield.lipschitz import LocalLipschitz, SecantRatio, local_lipschitz
 from meanfield.lipschitz.comparison import oriented, secants_along, split_secants
 from meanfield.results import Variable
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
 __all__ = ["EXPERIMENT", "Settings"]
 
+_ENDS = ("value", "lower", "upper")
 _OFFSETS = (
     *(-40.0, -30.0, -22.0, -16.0, -12.0, -9.0, -7.0, -5.0, -4.0, -3.0, -2.0, -1.0, -0.5, 0.0),
     *(0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 7.0, 9.0, 12.0, 15.0),
@@ -131,7 +127,7 @@ def cases(s: Settings) -> list[dict[str, Any]]:
     ]
 
 
-def constants(
+def measure(
     s: Settings,
     radius: np.ndarray,
     dim: np.ndarray,
@@ -141,12 +137,19 @@ def constants(
     n_tokens: np.ndarray,
 ) -> dict[str, np.ndarray]:
     """Everything that is measured and bounded in many configurations."""
-    found = _nothing(len(radius), len(s.steps))
+    found = {
+        # What stands where a configuration has no sequence or no secants.
+        v.name: np.full(
+            (len(radius), len(s.steps))[: 1 + len(v.dims)], True if v.dtype == "bool" else math.nan
+        )
+        for v in _VARIABLES
+    }
     for (d, masked), of_layer in _alike(np.arange(len(radius)), dim, causal):
         parameters = layer(d, s.gamma, s.seed)
         F = SelfAttention(parameters, causal=masked)
         pair = sampling.critical_pair(parameters.A[0], branch="negative")
-        _put(found, of_layer, _bounds(s.gamma, radius[of_layer], masked))
+        for (R,), cases in _alike(of_layer, radius):
+            _put(found, cases, _bounds(s.gamma, R, masked))
         for (at,), cases in _alike(of_layer, crowd):
             R, z = radius[cases], log_ratio[cases]
             mu = sampling.two_diracs(R, z, pair.direction, heavy_at=at, positioned=masked)
@@ -183,31 +186,27 @@ def _put(found: dict[str, np.ndarray], cases: np.ndarray, values: dict[str, Any]
         found[name][cases] = value
 
 
-def _bounds(gamma: float, radius: np.ndarray, causal: bool) -> dict[str, Any]:
+def _bounds(gamma: float, radius: float, causal: bool) -> dict[str, Any]:
     """What holds for all measures in the ball."""
-    R, places = np.unique(radius, return_inverse=True)
     upper = bounds.masked_mean_field if causal else bounds.mean_field
     lower = bounds.masked_two_dirac_lower if causal else bounds.two_dirac_lower
-    found = {"two_dirac_lower": lower(gamma, R), "mean_field_bound": upper(gamma, 1.0, R)}
-    if not causal:
-        found["theorem_3_5"] = bounds.theorem_3_5(gamma, 1.0, R)
-    return {name: values[places] for name, values in found.items()}
+    return {
+        "two_dirac_lower": lower(gamma, radius),
+        "mean_field_bound": upper(gamma, 1.0, radius),
+        "theorem_3_5": math.nan if causal else bounds.theorem_3_5(gamma, 1.0, radius),
+    }
 
 
 def _split(
-    s: Settings,
-    F: SelfAttention,
-    mu: ParticleMeasure,
-    constant: LocalLipschitz,
-    radius: np.ndarray,
+    s: Settings, F: SelfAttention, mu: ParticleMeasure, constant: LocalLipschitz, radius: Any
 ) -> np.ndarray:
     """Secants with the worst atom split; NaN where no splitting moves anything (masked)."""
     size, atom, apart = constant.splitting, constant.splitting_atom, constant.splitting_direction
     assert size is not None and atom is not None and apart is not None
     found = np.full((len(radius), len(s.steps)), math.nan)
-    for k in np.flatnonzero(to_host(size) > 0):
+    for k in np.flatnonzero(size > 0):
         secants = split_secants(F, mu[k], atom[k], apart[k], [h * radius[k] for h in s.steps])
-        found[k] = to_host(secants.wasserstein.value)
+        found[k] = secants.wasserstein.value
     return found
 
 
@@ -216,44 +215,34 @@ def _sequences(
 ) -> dict[str, Any]:
     """The discrete map at one light token and n − 1 others (masked: at positions i/n)."""
     n = tokens.n_particles
-    if not F.causal:
-        tokens = ParticleMeasure(tokens.points)
+    tokens = tokens if F.causal else ParticleMeasure(tokens.points)
     constant = local_lipschitz(F, tokens, geometry="euclidean", rtol=1e-8)
     found = constant.values("euclidean") | {
         "general_bound": bounds.theorem_3_3(s.gamma, 1.0, radius, n),
         "general_lower": bounds.proposition_3_4(s.gamma, radius, n),
     }
-    if n not in s.secant_tokens:
-        return found
-    each = [
-        secants_along(F, tokens[k], oriented(constant.direction[k]), [h * R for h in s.steps])
-        for k, R in enumerate(radius)
-    ]
-    found["euclidean_secant"] = [one.euclidean for one in each]
-    for name, part in (("", "value"), ("_lower", "lower"), ("_upper", "upper")):
-        found[f"wasserstein_secant{name}"] = [getattr(one.wasserstein, part) for one in each]
+    if n in s.secant_tokens:
+        each = [
+            secants_along(F, tokens[k], oriented(constant.direction[k]), [h * R for h in s.steps])
+            for k, R in enumerate(radius)
+        ]
+        rows = [one.wasserstein.values("wasserstein_secant", *_ENDS) for one in each]
+        found |= {name: [row[name] for row in rows] for name in rows[0]}
+        found["euclidean_secant"] = [one.euclidean for one in each]
     return found
 
 
-def _nothing(n_cases: int, n_steps: int) -> dict[str, np.ndarray]:
-    """What stands where a configuration has no sequence or no secants."""
-    shapes = {v.name: (n_cases, n_steps)[: 1 + len(v.dims)] for v in _VARIABLES}
-    blank = {v.name: True if v.dtype == "bool" else math.nan for v in _VARIABLES}
-    return {name: np.full(shape, blank[name]) for name, shape in shapes.items()}
-
-
-_SECANT: dict[str, Any] = {"dims": ("step",)}
 _VARIABLES = (
     Variable("particle", "local Wasserstein constant, atoms moved as a whole"),
     Variable("splitting", "local Wasserstein constant, one atom split"),
     *LocalLipschitz.columns("value", words="local Wasserstein constant of the two-atom measure"),
     # Converged where there is no sequence.
     *LocalLipschitz.columns("euclidean", words="Euclidean constant of the sequence of n tokens"),
-    Variable("euclidean_secant", "Euclidean secant ratio along the worst direction", **_SECANT),
-    Variable("wasserstein_secant", "Wasserstein secant ratio along the same direction", **_SECANT),
-    Variable("wasserstein_secant_lower", "certified lower end of that ratio", **_SECANT),
-    Variable("wasserstein_secant_upper", "certified upper end of that ratio", **_SECANT),
-    Variable("splitting_secant", "Wasserstein secant ratio with the worst atom split", **_SECANT),
+    Variable("euclidean_secant", "Euclidean secant along the worst direction", dims=("step",)),
+    *SecantRatio.columns(
+        "wasserstein_secant", *_ENDS, words="Wasserstein secant along the same", dims=("step",)
+    ),
+    Variable("splitting_secant", "Wasserstein secant, the worst atom split", dims=("step",)),
     Variable("two_dirac_entry", "heavy-light entry, lower bound of the particle component"),
     Variable("interleaved", "local constant with two Diracs at every scale of position (masked)"),
     Variable("two_dirac_lower", "what two Diracs reach at least (masked: at every position)"),
@@ -264,34 +253,37 @@ _VARIABLES = (
 )
 
 
-def growth_in_n(causal: bool) -> Chart:
-    """The chart of the plain or the masked cases."""
-    return Chart(
-        f"Euclidean constant of n tokens against n, and its proved lower bound ({kind(causal)}).",
-        "n_tokens",
-        [
-            Curve("euclidean", "R = {radius:g}"),
-            Curve("particle", fmt="x", key="two weighted atoms", markersize=7),
-            Formula(
-                lambda n, at: bounds.proposition_3_4(at["gamma"], at["radius"], n),
-                fmt=":",
-                whole=True,
-                key="lower bound, Prop. 3.4",
-            ),
-            Formula(
-                lambda n, at: np.sqrt(n), r"$\sqrt{n}$", "k--", once=True, alpha=0.5, zorder=1
-            ),
-        ],
-        f"Euclidean constant of $n$ tokens in two clusters, {kind(causal)}",
-        by="radius",
-        rows=lambda ds: _pairs(ds, causal=causal, sequence=True),
-        log="xy",
-        ticks=True,
-        legend="ends",
-        xlabel="number of tokens n",
-        ylabel=r"$\|Df(X)\|$",
-        ylim=(0.5, None),
-    )
+def _pairs(ds: xr.Dataset, *, causal: bool, sequence: bool) -> xr.Dataset:
+    """Cases of the largest d with the heavy atom at −R: sequences of tokens, or weighted pairs."""
+    rows = ds.assign_coords(sequence=ds.n_tokens > 0)
+    rows = select(rows, causal=causal, crowd=-1.0, sequence=sequence)
+    return select(rows, dim=int(rows.dim.max()))
+
+
+GROWTH_IN_N = Chart(
+    "Euclidean constant of n tokens against n, and its proved lower bound (plain).",
+    "n_tokens",
+    [
+        Curve("euclidean", "R = {radius:g}"),
+        Curve("particle", fmt="x", key="two weighted atoms", markersize=7),
+        Formula(
+            lambda n, at: bounds.proposition_3_4(at["gamma"], at["radius"], n),
+            fmt=":",
+            whole=True,
+            key="lower bound, Prop. 3.4",
+        ),
+        Formula(lambda n, at: np.sqrt(n), r"$\sqrt{n}$", "k--", once=True, alpha=0.5, zorder=1),
+    ],
+    "Euclidean constant of $n$ tokens in two clusters, plain",
+    by="radius",
+    rows=lambda ds: _pairs(ds, causal=False, sequence=True),
+    log="xy",
+    ticks=True,
+    legend="ends",
+    xlabel="number of tokens n",
+    ylabel=r"$\|Df(X)\|$",
+    ylim=(0.5, None),
+)
 
 
 def _best(ds: xr.Dataset, name: str) -> xr.Dataset:
@@ -306,7 +298,8 @@ def growth_in_radius(causal: bool) -> Chart:
     if causal:
         upper, lower = bounds.masked_mean_field, bounds.masked_two_dirac_lower
         # Two Diracs at every scale of position are worse than at one.
-        other: Drawn = Curve("interleaved", "at every scale", "d", rows=_interleaved, color="C4")
+        every = lambda ds: _best(ds, "interleaved") if ds.interleaved.count() else ds.isel(case=[])  # noqa: E731
+        other: Drawn = Curve("interleaved", "at every scale", "d", rows=every, color="C4")
     else:
         upper, lower = bounds.mean_field, bounds.two_dirac_lower
         other = Formula(
@@ -332,40 +325,19 @@ def growth_in_radius(causal: bool) -> Chart:
     )
 
 
-def _interleaved(ds: xr.Dataset) -> xr.Dataset:
-    """The cases at the best ratio of the weights, if there are any."""
-    known = ds.interleaved.notnull().any()
-    return _best(ds, "interleaved") if known else ds.isel(case=[])
-
-
 def _weighted(ds: xr.Dataset) -> xr.Dataset:
     rows = _pairs(ds, causal=False, sequence=False)
-    rows = rows.isel(case=np.flatnonzero(rows.log_ratio.values > -80))
-    return rows.assign_attrs(dim=int(rows.dim[0]))
-
-
-def _at_weights(part: str) -> Formula:
-    """A component of the constant of the pair against its log-ratio of weights."""
-
-    def component(log_ratio: np.ndarray, at: Mapping[str, Any]) -> torch.Tensor:
-        eye = torch.eye(at["dim"], dtype=torch.float64)
-        F = SelfAttention(AttentionParameters.from_bilinear(-at["gamma"] * eye, eye))
-        pairs = sampling.two_diracs(at["radius"], log_ratio, eye[0])
-        found: torch.Tensor = getattr(local_lipschitz(F, pairs), part)
-        return found
-
-    return Formula(component, fmt="-" if part == "particle" else "--", key=part)
+    return rows.isel(case=np.flatnonzero(rows.log_ratio.values > -80))
 
 
 LIGHT_WEIGHT = Chart(
-    "Both components of the two-Dirac constant against the light weight, plain: cases as marks.\n"
-    "\nThe lines are those of A = −γI.",
+    "Both components of the two-Dirac constant against the light weight, plain.",
     "log_ratio",
     [
-        Curve("particle", "R = {radius:g}", "o", flag="value_converged", markersize=3),
-        Curve("splitting", fmt="x", flag="value_converged", markersize=3),
-        _at_weights("particle"),
-        _at_weights("splitting"),
+        Curve("particle", "R = {radius:g}", flag="value_converged", markersize=3),
+        Curve("splitting", fmt="--", flag="value_converged", linewidth=0.9),
+        Key("particle", "-"),
+        Key("splitting", "--", linewidth=0.9),
     ],
     "Two Diracs: the constant against the weight of the light one",
     by="radius",
@@ -377,13 +349,11 @@ LIGHT_WEIGHT = Chart(
 )
 
 
-@figure("euclidean_secant/euclidean", "wasserstein_secant/euclidean", "euclidean_converged")
-def secants(ds: xr.Dataset, *, ax: Axes, causal: bool = False) -> Axes:
-    """Discrete Euclidean and Wasserstein secants over the constant, as the step shrinks."""
-    rows = _pairs(ds, causal=causal, sequence=True)
-    rows = rows.isel(case=np.flatnonzero(np.isfinite(rows.euclidean_secant).all("step").values))
-    radius = rows.radius.values[np.argmin(np.abs(rows.radius.values - 1.5))]
-    return plot_secants(select(rows, radius=radius).sortby("n_tokens"), ax=ax)
+def _with_secants(ds: xr.Dataset) -> xr.Dataset:
+    """The plain sequences that have secants, at the radius nearest to 1.5."""
+    rows = _pairs(ds, causal=False, sequence=True)
+    rows = rows.isel(case=np.isfinite(rows.euclidean_secant).all("step"))
+    return select(rows, radius=min(rows.radius.values, key=lambda R: abs(R - 1.5)))
 
 
 def _at_origin(ds: xr.Dataset) -> xr.Dataset:
@@ -399,7 +369,7 @@ SPLITTING = Chart(
         Curve("particle", r"particle: $\|D^{1/2}JD^{-1/2}\|$", "s-", flag="value_converged"),
         Curve(
             "splitting_secant",
-            lambda ds: f"$W_2$ secant, atom split (step $10^{{{np.log10(ds.step[-1]):.0f}}}$)",
+            lambda ds: f"$W_2$ secant, atom split (step $10^{{{np.log10(ds.step):.0f}}}$)",
             "kx",
             rows=lambda ds: ds.isel(step=-1),
             markersize=7,
@@ -413,18 +383,11 @@ SPLITTING = Chart(
 )
 
 
-def _pairs(ds: xr.Dataset, *, causal: bool, sequence: bool) -> xr.Dataset:
-    """Cases of the largest d with the heavy atom at −R: sequences of tokens, or weighted pairs."""
-    rows = ds.assign_coords(sequence=ds.n_tokens > 0)
-    rows = select(rows, causal=causal, crowd=-1.0, sequence=sequence)
-    return select(rows, dim=int(rows.dim.max()))
-
-
 def answer(ds: xr.Dataset) -> list[str]:
     """At the largest R: what was found, and the bounds."""
     rows = select(ds, crowd=-1.0)
     lines = []
-    for _, causal, cases in by_mask(rows):
+    for _, causal, cases in by_level(rows, "causal"):
         top = select(cases, radius=cases.radius.values.max())
         # Masked, light and heavy atoms at every scale of position may be worse than two.
         found = float(np.fmax(top.value, top.interleaved).max())
@@ -438,7 +401,7 @@ def answer(ds: xr.Dataset) -> list[str]:
 
 
 EXPERIMENT = Experiment(
-    constants,
+    measure,
     Settings(),
     _VARIABLES,
     grid=cases,
@@ -446,13 +409,11 @@ EXPERIMENT = Experiment(
     attrs=lambda s: {"gamma": s.gamma},
     batched=True,
     figures={
-        "growth-in-n": growth_in_n(causal=False),
-        "growth-in-n-masked": growth_in_n(causal=True),
+        "growth-in-n": GROWTH_IN_N,
         "growth-in-radius": growth_in_radius(causal=False),
         "growth-in-radius-masked": growth_in_radius(causal=True),
         "light-weight": LIGHT_WEIGHT,
-        "lemma-3-2": secants,
-        "lemma-4-2-masked": partial(secants, causal=True),
+        "lemma-3-2": secants(False, _with_secants),
         "splitting": SPLITTING,
     },
     answer=answer,

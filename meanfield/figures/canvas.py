@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import functools
 import inspect
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from meanfield.checks import choice, describe, suggestion
+from meanfield.checks import describe, suggestion
 from meanfield.errors import NoCases
 from meanfield.figures.legends import place_legend, with_room
 from meanfield.results.cases import answered
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 FORMULA = "formula"  # the group id of lines that are no column of the Dataset
 
 _MARKERS = "osD^vPX*<>"
-_STYLES = ("house", "paper")
 _FEW = 6  # markers along a curve of many points
 _NOTHING = {"None", None, "", " "}  # for a line or a marker that is none
 
@@ -51,27 +49,12 @@ _STYLE: Any = {
 }
 
 
-# What a journal prints: one column, captions for titles, letters that stay letters.
-_PAPER: Any = _STYLE | {
-    "figure.figsize": (3.35, 2.5),
-    "savefig.format": "svg",
-    "svg.fonttype": "none",
-    "font.size": 8,
-    "legend.fontsize": 7,
-    "axes.titlecolor": "none",
-}
-
-
 @contextmanager
-def style(name: str = "house") -> Iterator[None]:
-    """A style, for as long as the context lasts.
-
-    Args:
-        name: "house", or "paper": one column wide, without titles, saved as SVG by default.
-    """
+def style() -> Iterator[None]:
+    """The style of the house, for as long as the context lasts."""
     import matplotlib as mpl
 
-    with mpl.rc_context({"house": _STYLE, "paper": _PAPER}[choice(name, "name", _STYLES)]):
+    with mpl.rc_context(_STYLE):
         yield
 
 
@@ -95,16 +78,15 @@ def figure(*columns: str) -> Callable[[Draw], Draw]:
     """Decorate a figure, a function of a Dataset and ``ax=``, so that it takes three options.
 
     ``ax``: where to draw; a new figure if None. ``legend``: under the Axes if True; "ends" names
-    curves at their ends; False for none, "beside", a place of matplotlib such as "best", or
-    settings of `Axes.legend`. ``title``: in place of the figure's own; "" for none.
+    curves at their ends; False for none. ``title``: in place of the figure's own; "" for none.
 
     Gives each colour its own marker, in place of "o" or of none; other markers stay.
 
     Args:
-        *columns: the variables of the Dataset that are drawn, a quotient of two as ``"a/b"``, the
-            larger of two as ``"a|b"``, and the flags ``..._converged`` by which points are
-            marked. The figure refuses a Dataset that lacks one, and has them as its attribute
-            `columns`. It is handed the cases that have an answer.
+        *columns: the variables of the Dataset that are drawn, a quotient of two as ``"a/b"``, and
+            the flags ``..._converged`` by which points are marked. The figure refuses a Dataset
+            that lacks one, and has them as its attribute `columns`. It is handed the cases that
+            have an answer.
     """
 
     def decorate(draw: Draw) -> Draw:
@@ -115,12 +97,10 @@ def figure(*columns: str) -> Callable[[Draw], Draw]:
             ds: Any,
             *,
             ax: Axes | None = None,
-            legend: bool | str | Mapping[str, Any] = True,
+            legend: bool | str = True,
             title: str | None = None,
             **settings: Any,
         ) -> Axes:
-            from matplotlib import rcParams
-
             ds = drawable(draw.__name__, ds, columns)
             for given in settings.keys() - own.parameters.keys():
                 nearest = suggestion(given, [*own.parameters, "legend", "title"])
@@ -132,8 +112,8 @@ def figure(*columns: str) -> Callable[[Draw], Draw]:
             _leave_out_what_is_not_drawn(new)
             _mark(new)
             _readable_logs(canvas)
-            if title is not None or rcParams["axes.titlecolor"] == "none":
-                canvas.set_title(title or "")
+            if title is not None:
+                canvas.set_title(title)
             place_legend(canvas, legend)
             if ax is None:
                 with_room(canvas.figure)
@@ -170,7 +150,7 @@ def drawable(name: str, ds: Any, columns: Sequence[str]) -> xr.Dataset:
         NoCases: it lacks variables that the figure draws, or no case has an answer.
     """
     known = answered(as_dataset(ds))
-    needed = [one for column in columns for one in re.split("[/|]", column)]
+    needed = [one for column in columns for one in column.split("/")]
     if lacking := [one for one in needed if one not in known.variables]:
         fits = [one for one in lacking if one.startswith("fit_")]
         hint = "; power laws are fitted to five values of n_tokens or more" if fits else ""
@@ -222,11 +202,6 @@ def colours(count: int) -> list[Any]:
 def kind(causal: bool) -> str:
     """What a title calls cases with or without the mask."""
     return "masked" if causal else "plain"
-
-
-def short(value: Any) -> str:
-    """A parameter's value as labels and titles show it."""
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _readable_logs(ax: Axes) -> None:

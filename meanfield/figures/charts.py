@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import xarray as xr
 
-from meanfield.figures.canvas import FORMULA, figure, kind, ticks_at
+from meanfield.figures.canvas import figure, kind, ticks_at
 from meanfield.figures.curves import curve, formula, law, power_law
-from meanfield.figures.selection import attribute, by_level, by_mask, fits_of
+from meanfield.figures.selection import attribute, by_level, fits_of, levels
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_Rows = Callable[[xr.Dataset], xr.Dataset]
+Rows = Callable[[xr.Dataset], xr.Dataset]
 _Words = str | Callable[[xr.Dataset], str]
 
 
@@ -36,15 +36,24 @@ class Drawn:
         label: in the legend; of a chart `by` a parameter with its values, ``"R = {radius:g}"``,
             or a function of the cases of one value.
         fmt: as in `Axes.plot`.
+        rows: which of the cases, or the cases with further columns.
         key: an entry of the legend for those of all values, in black.
         once: whether it is drawn once, of all cases, and not for each value.
         **style: properties of the line.
     """
 
     def __init__(
-        self, label: _Words = "", fmt: str = "", *, key: str = "", once: bool = False, **style: Any
+        self,
+        label: _Words = "",
+        fmt: str = "",
+        *,
+        rows: Rows = lambda ds: ds,
+        key: str = "",
+        once: bool = False,
+        **style: Any,
     ) -> None:
-        self.label, self.fmt, self.key, self.once, self.style = label, fmt, key, once, style
+        self.label, self.fmt, self.rows, self.key, self.once = label, fmt, rows, key, once
+        self.style = style
 
     def draw(self, ax: Axes, x: str, rows: xr.Dataset, at: _At, style: dict[str, Any]) -> None:
         """Draw it on the Axes."""
@@ -62,10 +71,9 @@ class Curve(Drawn):
     """A column of the cases; further arguments as of `Drawn`.
 
     Args:
-        y: its name.
-        rows: which of the cases, or the cases with further columns.
+        y: its name, or a quotient of two as ``"a/b"``.
         flag: the truth values by which points are marked; ``{y}_converged`` if there is one.
-        of: what it is of the Dataset, as in `canvas.figure`: ``"a/b"``; y if "".
+        along: a dimension of which medians are drawn, and the range as a band.
     """
 
     def __init__(
@@ -74,17 +82,16 @@ class Curve(Drawn):
         label: _Words = "",
         fmt: str = "o-",
         *,
-        rows: _Rows = lambda ds: ds,
         flag: str | None = None,
-        of: str = "",
+        along: str = "",
         **more: Any,
     ) -> None:
         super().__init__(label, fmt, **more)
-        self.y, self.rows, self.flag, self.of = y, rows, flag, of or y
+        self.y, self.flag, self.along = y, flag, along
 
     def draw(self, ax: Axes, x: str, rows: xr.Dataset, at: _At, style: dict[str, Any]) -> None:
         """Draw it on the Axes."""
-        curve(ax, self.rows(rows), x, self.y, self.fmt, flag=self.flag, **style)
+        curve(ax, rows, x, self.y, self.fmt, flag=self.flag, along=self.along, **style)
 
 
 class Formula(Drawn):
@@ -93,7 +100,6 @@ class Formula(Drawn):
     Args:
         f: from x, and the value of `by` and the attributes of the Dataset by name, to y.
         whole: whether x is a whole number.
-        flat: a horizontal line through the whole figure; x is then None.
     """
 
     def __init__(
@@ -103,21 +109,14 @@ class Formula(Drawn):
         fmt: str = "k:",
         *,
         whole: bool = False,
-        flat: bool = False,
         **more: Any,
     ) -> None:
         super().__init__(label, fmt, **more)
-        self.f, self.whole, self.flat = f, whole, flat
+        self.f, self.whole = f, whole
 
     def draw(self, ax: Axes, x: str, rows: xr.Dataset, at: _At, style: dict[str, Any]) -> None:
         """Draw it on the Axes."""
-        if not self.flat:
-            of = lambda values: self.f(values, at)  # noqa: E731
-            formula(ax, of, rows[x], self.fmt, whole=self.whole, **style)
-            return
-        line: Any = {"linestyle": self.fmt.removeprefix("k"), "linewidth": 0.9, "gid": FORMULA}
-        line |= {"color": "black"} if self.fmt.startswith("k") else {}
-        ax.axhline(self.f(None, at), **(line | style))
+        formula(ax, lambda x: self.f(x, at), rows[x], self.fmt, whole=self.whole, **style)
 
 
 class Key(Drawn):
@@ -132,16 +131,27 @@ class Key(Drawn):
 
 
 class Law(Drawn):
-    """The fitted power law with these labels, named with the interval of its exponent."""
+    """The power law fitted to a quantity of these cases, named with the interval of its exponent.
 
-    def __init__(self, labels: Mapping[str, Any], **style: Any) -> None:
-        super().__init__(**style)
-        self.labels = labels
+    Args:
+        quantity: what it is fitted to.
+        label: what stands in front of it in the legend.
+        **style: properties of the line.
+    """
+
+    def __init__(self, quantity: str, label: str = "", **style: Any) -> None:
+        super().__init__(label, **style)
+        self.quantity = quantity
 
     def draw(self, ax: Axes, x: str, rows: xr.Dataset, at: _At, style: dict[str, Any]) -> None:
         """Draw it on the Axes."""
-        fits = fits_of(rows, law="free", **self.labels)
-        power_law(ax, fits, rows[x], **style, label=law(fits))
+        known = {
+            str(name): levels(rows, str(name)) for name in rows.coords if f"fit_{name}" in rows
+        }
+        alike = {name: found[0] for name, found in known.items() if len(found) == 1}
+        fits = fits_of(rows, law="free", quantity=self.quantity, **alike)
+        words = style.pop("label", "") + law(fits)
+        power_law(ax, fits, rows[x], **style, label=words.removesuffix(": "))
 
 
 class Chart:
@@ -152,8 +162,7 @@ class Chart:
         x: the variable on the horizontal axis, labelled with its long name.
         drawn: what is drawn.
         title: of the figure, or a function of the cases.
-        by: parameters, each of whose values has a colour; those of `causal` have two of their
-            own, and labels say ``{kind}``.
+        by: a parameter, each of whose values has a colour; of `causal` labels say ``{kind}``.
         rows: the cases that are drawn.
         log: the logarithmic axes, "x", "y" or "xy".
         ticks: whether the horizontal axis has ticks where the data are.
@@ -168,8 +177,8 @@ class Chart:
         drawn: Sequence[Drawn],
         title: _Words,
         *,
-        by: str | tuple[str, ...] = (),
-        rows: _Rows = lambda ds: ds,
+        by: str = "",
+        rows: Rows = lambda ds: ds,
         log: str = "",
         ticks: bool = False,
         legend: bool | str = True,
@@ -183,45 +192,51 @@ class Chart:
     def columns(self) -> tuple[str, ...]:
         """The variables of the Dataset that are drawn, and flags that are not of their name."""
         curves = [one for one in self.drawn if isinstance(one, Curve)]
-        named = [one.of for one in curves] + [one.flag for one in curves if one.flag]
+        named = [one.y for one in curves] + [one.flag for one in curves if one.flag]
         return tuple(dict.fromkeys(named))
 
     def __call__(self, ds: xr.Dataset, *, ax: Axes | None = None, **how: Any) -> Axes:
         """Draw it; the options are those of `canvas.figure`."""
 
         def chart(ds: xr.Dataset, *, ax: Axes) -> Axes:
-            return self._on(ax, self.rows(ds))
+            return self.on(ax, ds)
 
         chart.__name__ = f"{', '.join(self.columns)} against {self.x}"  # in messages
         return figure(*self.columns)(chart)(ds, ax=ax, **{"legend": self.legend, **how})
 
-    def _on(self, ax: Axes, rows: xr.Dataset) -> Axes:
+    def on(self, ax: Axes, ds: xr.Dataset) -> Axes:
+        """Draw it as it is, for a figure that has these options of its own."""
+        rows = self.rows(ds)
         ax.set(**{f"{name}scale": "log" for name in self.log})
         for words, colour, cases in self._groups(rows):
             for one in self.drawn:
                 if not one.once:
-                    style = one.styled(cases, words, colour)
-                    one.draw(ax, self.x, cases, _At(cases, words), style)
+                    self._draw(one, ax, cases, words, colour)
         for one in self.drawn:
             if one.once:
-                one.draw(ax, self.x, rows, _At(rows, {}), one.styled(rows, {}, None))
+                self._draw(one, ax, rows, {}, None)
             if one.key:
                 thin: Any = {"linewidth": 0.9} | one.style | {"color": "black"}
                 ax.plot([], [], one.fmt.removeprefix("k"), label=one.key, **thin)
-        ax.set(**({"xlabel": rows[self.x].attrs.get("long_name", self.x)} | self.axes))
+        if "xlabel" not in self.axes:
+            ax.set_xlabel(rows[self.x].attrs.get("long_name", self.x))
+        ax.set(**self.axes)
         if self.ticks:
             ticks_at(ax, rows[self.x])
         ax.set_title(self.title(rows) if callable(self.title) else self.title)
         return ax
 
+    def _draw(
+        self, one: Drawn, ax: Axes, cases: xr.Dataset, words: dict[str, Any], colour: Any
+    ) -> None:
+        rows = one.rows(cases)
+        one.draw(ax, self.x, rows, _At(rows, words), one.styled(rows, words, colour))
+
     def _groups(self, rows: xr.Dataset) -> Iterator[tuple[dict[str, Any], Any, xr.Dataset]]:
         """The words for labels, the colour, and the cases of each value."""
         if not self.by:
             yield {}, None, rows
-        elif self.by == "causal":
-            for colour, causal, cases in by_mask(rows):
-                yield {"kind": kind(causal), "causal": causal}, colour, cases
-        else:
-            names = (self.by,) if isinstance(self.by, str) else self.by
-            for colour, *values, cases in by_level(rows, *names):
-                yield dict(zip(names, values, strict=True)), colour, cases
+            return
+        for colour, value, cases in by_level(rows, self.by):
+            words = {self.by: value} | ({"kind": kind(value)} if self.by == "causal" else {})
+            yield words, colour, cases

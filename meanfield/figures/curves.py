@@ -6,14 +6,20 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import xarray as xr
 
 from meanfield.figures.canvas import FORMULA
 
 if TYPE_CHECKING:
-    import xarray as xr
     from matplotlib.axes import Axes
 
 _FINE = 200  # points of a formula
+
+
+def column(rows: xr.Dataset, name: str) -> xr.DataArray:
+    """A column, or a quotient of two as ``"a/b"``."""
+    over, *under = (rows[one] for one in name.split("/"))
+    return over / under[0] if under else over
 
 
 def curve(
@@ -24,6 +30,7 @@ def curve(
     fmt: str = "o-",
     *,
     flag: str | None = None,
+    along: str = "",
     **style: Any,
 ) -> None:
     """A column against another, with a red cross where it has not converged.
@@ -32,16 +39,24 @@ def curve(
         ax: where to draw.
         rows: the cases, in any order.
         x: name of a variable, with one dimension.
-        y: name of a variable along the same one.
+        y: what is drawn, see `column`; if it has more dimensions, there are points above each x.
         fmt: as in `Axes.plot`.
         flag: name of the truth values that say so; ``{y}_converged`` if None and there is one.
+        along: a dimension of which medians are drawn, and the range as a band.
         **style: properties of the line.
     """
     rows = rows.sortby(x)
-    ax.plot(rows[x], rows[y], fmt, **style)
-    flag = flag or f"{y}_converged"
-    if flag in rows:
-        mark_unconverged(ax, rows[x], rows[y], rows[flag])
+    values, flag = column(rows, y), flag or f"{y}_converged"
+    good = rows[flag] if flag in rows else xr.ones_like(values, bool)
+    ends = values, values
+    if along:
+        ends = values.min(along), values.max(along)
+        values, good = values.median(along), good.all(along)
+    places, flat, converged = (one.values.ravel() for one in xr.broadcast(rows[x], values, good))
+    line, *_ = ax.plot(places, flat, fmt, **style)
+    if along and values.ndim == 1:
+        ax.fill_between(places, *ends, color=line.get_color(), alpha=0.15, linewidth=0)
+    mark_unconverged(ax, places, flat, converged)
 
 
 def formula(
@@ -69,7 +84,7 @@ def formula(
     grid = np.geomspace if ax.get_xscale() == "log" else np.linspace
     fine = grid(low, high, _FINE)
     fine = np.unique(fine.round()) if whole else fine
-    y = np.asarray(f(fine), float)
+    y = np.broadcast_to(np.asarray(f(fine), float), fine.shape)
     there = np.isfinite(y)
     if there.any():
         line: Any = {"gid": FORMULA, "linewidth": 0.9} | style

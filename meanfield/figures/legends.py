@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
+
+from meanfield.checks import choice
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-def place_legend(ax: Axes, legend: bool | str | Mapping[str, Any]) -> None:
+def place_legend(ax: Axes, legend: bool | str) -> None:
     """The legend where it is wanted, see the option of `canvas.figure`."""
-    if legend is False:
-        return
-    if legend is True or legend == "below":
-        _below(ax, ax.get_legend_handles_labels()[0])
-    elif legend == "ends":
+    if isinstance(legend, str):
+        choice(legend, "legend", ["ends"])
         _at_ends(ax)
-    elif legend == "beside":
-        ax.legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
-    else:
-        settings: Any = legend if isinstance(legend, Mapping) else {"loc": legend}
-        ax.legend(**settings)
+    elif legend:
+        _below(ax, ax.get_legend_handles_labels()[0])
 
 
 def _at_ends(ax: Axes) -> None:

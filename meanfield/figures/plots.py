@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,10 +11,11 @@ import xarray as xr
 
 from meanfield.checks import choice
 from meanfield.errors import NoCases
-from meanfield.figures.canvas import FORMULA, colours, figure, kind, short, ticks_at
-from meanfield.figures.curves import curve, mark_unconverged
+from meanfield.figures.canvas import FORMULA, figure, kind, ticks_at
+from meanfield.figures.charts import Chart, Curve, Formula, Key, Rows
+from meanfield.figures.curves import curve
 from meanfield.figures.particles import plot_particle_paths
-from meanfield.figures.selection import by_level, fits_of, levels, model_and_text
+from meanfield.figures.selection import fits_of, levels, model_and_text
 from meanfield.results.shapes import parameters_of
 
 if TYPE_CHECKING:
@@ -52,22 +52,31 @@ def plot_growth(
     names = [str(name) for name in ds.variables]
     for name in (x, y, *([by] if by else []), *bounds):
         choice(name, "the Dataset's variable", names)
+    return growth(ds, x, y, by, bounds).on(ax, ds)
+
+
+def growth(ds: xr.Dataset, x: str, y: str, by: str | None, bounds: Sequence[str]) -> Chart:
+    """The chart of `plot_growth` for this Dataset."""
     words = {str(name): ds[name].attrs.get("long_name", str(name)) for name in ds.variables}
-    dashes = dict(zip(bounds, itertools.cycle(("--", "-.", ":")), strict=False))
-    groups = by_level(ds, by) if by else [(colours(1)[0], None, ds)]
-    for colour, level, rows in groups:
-        rows = rows.sortby(x)
-        label = words[y] if by is None else f"{by} = {short(level)}"
-        once = len(np.unique(rows[x])) == rows.sizes["case"]
-        curve(ax, rows, x, y, "o-" if once else "o", color=colour, label=label)
-        for name, line in dashes.items():
-            ax.plot(rows[x], rows[name], line, color=colour, linewidth=0.9)
-    for name, line in dashes.items():
-        ax.plot([], [], f"k{line}", linewidth=0.9, label=words[name])
-    ax.set(xscale=_scale(ds[x]), yscale=_scale(ds[y]), xlabel=words[x], ylabel=words[y])
-    ticks_at(ax, ds[x])
-    ax.set_title(f"{y} against {x}".replace("_", " "))
-    return ax
+    places = list(zip(*(ds[name].values.tolist() for name in (x, by) if name), strict=True))
+    spec = "g" if by and ds[by].dtype.kind == "f" else ""
+    label = lambda rows: f"{by} = {rows[by].values[0]:{spec}}" if by else words[y]  # noqa: E731
+    scales = zip("xy", (_scale(ds[x]), _scale(ds[y])), strict=True)
+    dashes = zip(bounds, itertools.cycle(("--", "-.", ":")), strict=False)
+    return Chart(
+        f"{words[y]} against {words[x]}.",
+        x,
+        [
+            Curve(y, label, "o-" if len(set(places)) == len(places) else "o"),
+            *(Curve(name, fmt=dash, key=words[name], linewidth=0.9) for name, dash in dashes),
+        ],
+        f"{y} against {x}".replace("_", " "),
+        by=by or "",
+        log="".join(axis for axis, scale in scales if scale == "log"),
+        ticks=True,
+        xlabel=words[x],
+        ylabel=words[y],
+    )
 
 
 @figure("block", "block_upper", "block_converged")
@@ -130,105 +139,93 @@ def figures_of(ds: xr.Dataset) -> Mapping[str, Callable[..., Axes]]:
     for y in numbers[:_FIGURES]:
         if not y.endswith(_EVIDENCE):
             bounds = [f"{y}{end}" for end in ("_lower", "_upper") if f"{y}{end}" in numbers]
-            made[y] = partial(plot_growth, x=x, y=y, by=by, bounds=bounds)
+            made[y] = growth(ds, x, y, by, bounds)
     return made
 
 
-@figure("euclidean_secant/euclidean", "wasserstein_secant/euclidean", "euclidean_converged")
-def plot_secants(ds: xr.Dataset, *, ax: Axes) -> Axes:
-    """Secant ratios over the Euclidean constant of n tokens, as the step shrinks.
+def secants(causal: bool, rows: Rows, *, split: bool = False) -> Chart:
+    """Secant ratios over the Euclidean constant of n tokens, one case for each n.
 
     Args:
-        ds: from `lipschitz.compare_lemma_3_2`, or such Datasets along `case`, of one mask; without
-            the dimension `perturbation` the ratios are those along the worst direction.
-        ax: where to draw; a new figure if None.
+        causal: whether the cases are masked.
+        rows: those cases.
+        split: whether the ratios are along several directions, as `compare_lemma_3_2` has them.
     """
-    rows = ds if "case" in ds.dims else ds.expand_dims("case")
-    for k, colour in enumerate(colours(rows.sizes["case"])):
-        _draw_secants(ax, rows.isel(case=k), colour)
-    ax.axhline(1.0, color="black", linestyle=":", gid=FORMULA)
-    causal = "causal" in ds and bool(np.all(ds.causal))
     name = "conditional $d_2$" if causal else "$W_2$"
-    ax.plot([], [], "k-", label="Euclidean, discrete map")
-    ax.plot([], [], "ko", fillstyle="none", label=name)
-    ax.plot([], [], "k--", linewidth=0.9, label=f"{name}, worst atom split")
-    ax.set(xscale="log", xlabel="step: displacement / R")
-    ax.set_ylabel("secant ratio / Euclidean constant")
-    ax.set_xlim(float(ds.step.max()) * 1.3, _settled(rows) / 1.3)
-    radii = np.unique(rows.radius) if "radius" in rows else np.zeros(0)
-    radius = f", R = {radii[0]:g}" if len(radii) == 1 else ""
-    lemma = "4.2, masked" if causal else "3.2, plain"
-    ax.set_title(f"Lemma {lemma}{radius}")
-    return ax
+
+    def ratio(of: str, label: str, fmt: str, which: str = "top", **style: Any) -> Curve:
+        along = lambda ds: ds.isel(case=0).sel({"perturbation": which} if split else {})  # noqa: E731
+        return Curve(f"{of}_secant/euclidean", label, fmt, rows=along, **style)
+
+    return Chart(
+        "Secant ratios over the Euclidean constant of n tokens, as the step shrinks.",
+        "step",
+        [
+            # Its marker is in the legend alone: on the curve it would hide those of W₂.
+            ratio(
+                "euclidean",
+                "n = {n_tokens}",
+                "o-",
+                markevery=[],
+                flag="euclidean_converged",
+                fillstyle="none",
+            ),
+            ratio("wasserstein", "", "o", fillstyle="none", key=name),
+            *[ratio("wasserstein", "", "--", "splitting", key=f"{name}, worst atom split")]
+            * split,
+            Key("Euclidean, discrete map", "-"),
+            Formula(lambda step, at: 1.0, once=True),
+        ],
+        lambda ds: f"Lemma {'4.2, masked' if causal else '3.2, plain'}, R = {ds.radius[0]:g}",
+        by="n_tokens",
+        rows=rows,
+        log="x",
+        xlabel="step: displacement / R",
+        ylabel="secant ratio / Euclidean constant",
+    )
 
 
-def _settled(rows: xr.Dataset) -> float:
-    """The largest step below all those at which a ratio is 1 % off the constant."""
-    top = rows.sel(perturbation="top") if "perturbation" in rows.dims else rows
-    ratios = (top.euclidean_secant / top.euclidean, top.wasserstein_secant / top.euclidean)
-    off = np.max([abs(one - 1).transpose("case", "step").max("case") for one in ratios], axis=0)
-    steps, order = rows.step.values, np.argsort(rows.step.values)
-    small = order[: int(np.argmax(off[order] > 0.01))]
-    return float(steps[small[-1]] if len(small) else steps.min())
-
-
-def _draw_secants(ax: Axes, case: xr.Dataset, colour: Any) -> None:
-    several = "perturbation" in case.dims
-    top = case.sel(perturbation="top") if several else case
-    scale, step = float(case.euclidean), case.step
-    marks: Any = {"color": colour, "fillstyle": "none"}
-    if "n_tokens" in case:
-        marks["label"] = f"n = {int(case.n_tokens)}"
-    # Its marker is in the legend alone: on the curve it would hide those of W₂.
-    ax.plot(step, top.euclidean_secant / scale, "o-", markevery=[], **marks)
-    marks.pop("label", None)
-    ax.plot(step, top.wasserstein_secant / scale, "o", **marks)
-    if several:
-        split = case.sel(perturbation="splitting").wasserstein_secant
-        ax.plot(step, split / scale, "--", color=colour, linewidth=0.9)
-    # The scale of the whole curve is what has not converged.
-    mark_unconverged(ax, step, top.euclidean_secant / scale, case.euclidean_converged)
-
-
-@figure("fit_exponent", "fit_exponent_lower", "fit_exponent_upper", "fit_holds")
-def plot_exponents(
-    ds: xr.Dataset, *, ax: Axes, quantities: Mapping[str, str] | None = None
-) -> Axes:
-    """Fitted exponents with their jackknife intervals against the layer; hollow: no one law.
+def exponents(quantities: Mapping[str, str]) -> Callable[..., Axes]:
+    """The figure of the exponents of power laws fitted layer by layer.
 
     Args:
-        ds: with power laws fitted layer by layer, as ``real-text`` and ``released-code`` have
-            them; in several colours if quantities are several, or some cases are masked.
-        ax: where to draw; a new figure if None.
-        quantities: which ones, and what they are called; ``constant`` if None.
+        quantities: what they are fitted to, and what that is called; in several colours if they
+            are several, or some cases are masked.
     """
-    quantities = quantities or {"constant": ""}
-    free = ds.isel(fit=np.flatnonzero(ds.fit_law == "free"))
-    masks = np.unique(ds.fit_causal) if "fit_causal" in ds else [None]
-    series = [(name, mask) for name in quantities for mask in masks]
-    fitted = [(n, m, fits) for n, m in series if len((fits := _fits(free, n, m)).fit)]
-    if not fitted:
-        raise NoCases(f"no power law is fitted to {', '.join(quantities)}")
-    for k, (name, mask, fits) in enumerate(fitted):
-        p, holds = fits.fit_exponent.values, fits.fit_holds.values.astype(bool)
-        ends = np.stack([p - fits.fit_exponent_lower, fits.fit_exponent_upper - p])
-        told = mask is not None and (len(masks) > 1 or not quantities[name])
-        words = [quantities[name], kind(bool(mask)) if told else ""]
-        shift = 0.2 * (k - (len(fitted) - 1) / 2) / max(len(fitted) / 2, 1)
-        x = np.broadcast_to(fits.fit_layer, p.shape) + shift
-        style: Any = {"fmt": "o", "color": f"C{k}", "capsize": 2}
-        label = ", ".join(filter(None, words))
-        ax.errorbar(x, p, np.maximum(ends, 0), label=label, **style)
-        ax.plot(x[~holds], p[~holds], "o", color=f"C{k}", markerfacecolor="white", zorder=3)
-    for exponent in (0.25, 0.5):
-        ax.axhline(exponent, color="black", linestyle=":", linewidth=0.9, gid=FORMULA)
-    ax.set(xlabel="layer", ylabel=r"exponent p of $C\,n^p$, 95 % interval")
-    ax.set_xticks(np.unique(ds.fit_layer.values))
-    hollow = "" if all(one.fit_holds.all() for *_, one in fitted) else "; hollow: no one law"
-    ax.set_title(f"Growth exponents (dotted: 1/4 and 1/2{hollow})\n{model_and_text(ds)}")
-    return ax
 
+    @figure("fit_exponent", "fit_exponent_lower", "fit_exponent_upper", "fit_holds")
+    def draw(ds: xr.Dataset, *, ax: Axes) -> Axes:
+        """Fitted exponents with their jackknife intervals, by layer; hollow: no one law."""
+        masks = levels(ds, "fit_causal") if "fit_causal" in ds else [None]
+        series = [
+            (
+                name,
+                mask,
+                fits_of(
+                    ds, law="free", quantity=name, **({} if mask is None else {"causal": mask})
+                ),
+            )
+            for name in quantities
+            for mask in masks
+        ]
+        fitted = [one for one in series if one[-1].sizes["fit"]]
+        if not fitted:
+            raise NoCases(f"no power law is fitted to {', '.join(quantities)}")
+        for k, (name, mask, fits) in enumerate(fitted):
+            p, holds = fits.fit_exponent.values, fits.fit_holds.values.astype(bool)
+            ends = np.stack([p - fits.fit_exponent_lower, fits.fit_exponent_upper - p])
+            told = mask is not None and (len(masks) > 1 or not quantities[name])
+            label = ", ".join(filter(None, [quantities[name], kind(bool(mask)) if told else ""]))
+            shift = 0.2 * (k - (len(fitted) - 1) / 2) / max(len(fitted) / 2, 1)
+            x = np.broadcast_to(fits.fit_layer, p.shape) + shift
+            ax.errorbar(x, p, np.maximum(ends, 0), fmt="o", color=f"C{k}", capsize=2, label=label)
+            ax.plot(x[~holds], p[~holds], "o", color=f"C{k}", markerfacecolor="white", zorder=3)
+        for exponent in (0.25, 0.5):
+            ax.axhline(exponent, color="black", linestyle=":", linewidth=0.9, gid=FORMULA)
+        ax.set(xlabel="layer", ylabel=r"exponent p of $C\,n^p$, 95 % interval")
+        ax.set_xticks(np.unique(ds.fit_layer.values))
+        hollow = "" if all(one.fit_holds.all() for *_, one in fitted) else "; hollow: no one law"
+        ax.set_title(f"Growth exponents (dotted: 1/4 and 1/2{hollow})\n{model_and_text(ds)}")
+        return ax
 
-def _fits(free: xr.Dataset, quantity: str, mask: Any) -> xr.Dataset:
-    where = {} if mask is None else {"causal": mask}
-    return fits_of(free, quantity=quantity, **where)
+    return draw

@@ -46,30 +46,34 @@ def save_all(
     Yields:
         The paths, and a sentence in place of a figure for which the Dataset has no cases.
     """
+    for name, draw in figures.items():
+        try:
+            drawn = render(ds, draw, formats)
+        except NoCases as error:
+            yield f"no figure {name}: {error}"
+            continue
+        for suffix, data in drawn.items():
+            path = Path(folder) / f"{stem}{'-' * bool(stem)}{name}.{suffix}"
+            write_whole(check_replaceable(path), data)
+            yield path
+
+
+def render(ds: xr.Dataset, draw: Callable[..., Any], formats: Sequence[str]) -> dict[str, bytes]:
+    """A figure as files of these formats; the same Dataset gives the same bytes."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
-    for name, draw in figures.items():
-        with style(), mpl.rc_context({"savefig.bbox": None}):
-            figure = Figure()
-            try:
-                draw(ds, ax=figure.subplots())
-            except NoCases as error:
-                yield f"no figure {name}: {error}"
-                continue
-            with_room(figure)
-            target = Path(folder) / (f"{stem}-{name}" if stem else name)
-            yield from _save(figure, target, formats)
-
-
-def _save(figure: Any, target: Path, formats: Sequence[str]) -> list[Path]:
-    # One layout for all: "tight", or an engine that is left on, lays the figure out for each file.
-    figure.draw_without_rendering()
-    figure.set_layout_engine("none")
-    box, made = figure.get_tightbbox().padded(_MARGIN), []
-    for suffix in dict.fromkeys(choice(one, "formats", _SIGNED) for one in formats):
-        path, drawn = target.with_name(f"{target.name}.{suffix}"), io.BytesIO()
-        figure.savefig(drawn, format=suffix, bbox_inches=box, metadata=_SIGNED[suffix])
-        write_whole(check_replaceable(path), drawn.getbuffer())
-        made.append(path)
-    return made
+    files = {}
+    with style(), mpl.rc_context({"savefig.bbox": None}):
+        figure = Figure()
+        draw(ds, ax=figure.subplots())
+        with_room(figure)
+        # One layout for all: "tight", or an engine left on, lays the figure out for each file.
+        figure.draw_without_rendering()
+        figure.set_layout_engine("none")
+        box: Any = figure.get_tightbbox().padded(_MARGIN)
+        for suffix in dict.fromkeys(choice(one, "formats", _SIGNED) for one in formats):
+            drawn = io.BytesIO()
+            figure.savefig(drawn, format=suffix, bbox_inches=box, metadata=_SIGNED[suffix])
+            files[suffix] = drawn.getvalue()
+    return files

@@ -14,18 +14,18 @@ from meanfield.figures.canvas import colours
 
 
 def select(ds: xr.Dataset, **wanted: Any) -> xr.Dataset:
-    """The cases whose parameters have these values.
+    """The cases, or what else stands along a dimension, whose labels have these values.
 
     Raises:
         NoCases: there are none.
     """
-    keep = np.ones(ds.sizes["case"], bool)
     for name, value in wanted.items():
-        keep &= ds[name].values == value
-    if not keep.any():
-        asked = ", ".join(f"{name}={value}" for name, value in wanted.items())
-        raise NoCases(f"the Dataset has no case with {asked}")
-    return ds.isel(case=np.flatnonzero(keep))
+        keep = np.flatnonzero(ds[name].values == value)
+        if not len(keep):
+            asked = ", ".join(f"{name}={value}" for name, value in wanted.items())
+            raise NoCases(f"the Dataset has no case with {asked}")
+        ds = ds.isel({ds[name].dims[0]: keep})
+    return ds
 
 
 def attribute(ds: xr.Dataset, name: str) -> Any:
@@ -50,7 +50,7 @@ def levels(ds: xr.Dataset, name: str) -> list[Any]:
 
 
 def by_level(ds: xr.Dataset, *names: str) -> Iterator[tuple[Any, ...]]:
-    """The cases with each value of a parameter: (colour, value, cases).
+    """The cases with each value of a parameter, or each place along a dimension.
 
     Of several parameters the cases with each of the values that they have together: (colour,
     value, value, …, cases).
@@ -59,26 +59,13 @@ def by_level(ds: xr.Dataset, *names: str) -> Iterator[tuple[Any, ...]]:
     every = itertools.product(*(levels(ds, name) for name in names))
     places = [place for place in every if place in known]
     for colour, place in zip(colours(len(places)), places, strict=True):
-        yield colour, *place, select(ds, **dict(zip(names, place, strict=True)))
+        found = select(ds, **dict(zip(names, place, strict=True)))
+        yield colour, *place, found.isel({name: 0 for name in names if name in ds.dims})
 
 
-def by_mask(ds: xr.Dataset) -> Iterator[tuple[str, bool, xr.Dataset]]:
-    """The plain and the masked cases, as far as there are any: (colour, whether masked, cases)."""
-    for colour, causal in (("tab:blue", False), ("tab:orange", True)):
-        if causal in levels(ds, "causal"):
-            yield colour, causal, select(ds, causal=causal)
-
-
-def masked(ds: xr.Dataset, causal: bool | None) -> tuple[xr.Dataset, bool]:
-    """The cases with this mask, and which mask it is.
-
-    None is for the plain cases, and where there are none, as of a decoder, for the masked ones.
-
-    Raises:
-        NoCases: there are no such cases.
-    """
-    causal = False not in levels(ds, "causal") if causal is None else causal
-    return select(ds, causal=causal), causal
+def own_mask(ds: xr.Dataset) -> xr.Dataset:
+    """The plain cases; where there are none, as of a decoder, the masked ones."""
+    return select(ds, causal=False not in levels(ds, "causal"))
 
 
 def best(rows: xr.Dataset, name: str, *, over: str) -> xr.Dataset:
@@ -91,12 +78,6 @@ def best(rows: xr.Dataset, name: str, *, over: str) -> xr.Dataset:
     if not known.sizes["case"]:
         raise NoCases(f"no case of the Dataset has a value of {name}")
     return known.groupby(over).map(lambda one: one.isel(case=int(one[name].values.argmax())))
-
-
-def reduced(rows: xr.Dataset, name: str, *, along: str) -> xr.Dataset:
-    """Median of a column along a dimension, and ``{name}_converged`` where all of it has."""
-    medians, flag = rows[[name]].median(along), f"{name}_converged"
-    return medians.assign({flag: rows[flag].all(along)}) if flag in rows else medians
 
 
 def fits_of(ds: xr.Dataset, **labels: Any) -> xr.Dataset:

@@ -165,8 +165,8 @@ def with_laws(
 ) -> xr.Dataset:
     """The Dataset with power laws of quantities against n; as it is if there is no curve.
 
-    Points whose ``..._converged`` is false and NaN are left out, and curves with fewer than five
-    values of n at the others.
+    Points whose ``..._converged`` is false, NaN and zeros, of which a power law has none, are left
+    out, and curves with fewer than five values of n at the others.
 
     Args:
         ds: with ``n_tokens`` along `case`.
@@ -192,7 +192,7 @@ def with_laws(
 def _curve(rows: xr.Dataset, quantity: str, groups: str | None) -> tuple[Any, ...] | None:
     """n, values, groups and whether each has converged; None if there is nothing to fit."""
     y, flag = rows[quantity], f"{quantity}_converged"
-    good = (rows[flag] if flag in rows else y.notnull()).astype(bool)
+    good = (rows[flag] if flag in rows else y.notnull()).astype(bool) & (y > 0)
     n, y, good = xr.broadcast(rows.n_tokens, y, good)
     if len(np.unique(n.values[good & y.notnull()])) < _LEAST:
         return None

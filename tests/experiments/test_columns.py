@@ -121,14 +121,9 @@ def pairs(points: Any) -> set[tuple[float, float]]:
 
 
 def values(ds: xr.Dataset, column: str) -> np.ndarray:
-    """The numbers of a column, of a quotient of two, of either of two."""
-    over, _, under = column.partition("/")
-    quotients = [
-        ds[one] / ds[other] if other else ds[one]
-        for one in over.split("|")
-        for other in under.split("|")
-    ]
-    return np.sort(np.concatenate([one.values.ravel() for one in quotients]))
+    """The numbers of a column, or of a quotient of two."""
+    over, *under = (ds[one] for one in column.split("/"))
+    return np.sort((over / under[0] if under else over).values.ravel())
 
 
 def is_among(y: np.ndarray, column: np.ndarray) -> bool:

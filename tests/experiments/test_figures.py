@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import itertools
-import re
 from collections.abc import Iterator
 
 import numpy as np
@@ -26,8 +25,8 @@ from meanfield.errors import NoCases
 from meanfield.experiments import kernel_growth, two_dirac
 from meanfield.figures.curves import curve, law
 from meanfield.figures.legends import place_legend
-from meanfield.figures.plots import figures_of
-from meanfield.figures.selection import best, by_level, by_mask, levels, reduced
+from meanfield.figures.plots import figures_of, secants
+from meanfield.figures.selection import best, by_level, levels, select
 
 TINY = two_dirac.Settings(
     radii=(1.0, 1.5),
@@ -123,7 +122,8 @@ def test_curves_are_named_at_their_ends_and_no_name_covers_another(ds, size):
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_a_marker_of_w2_is_not_covered_by_that_of_its_curve(ds, causal):
-    lines = [o for o in two_dirac.secants(ds, causal=causal).get_lines() if len(o.get_xdata())]
+    chart = secants(causal, lambda ds: select(ds, causal=causal, n_tokens=5, radius=1.5))
+    lines = [one for one in chart(ds).get_lines() if len(one.get_xdata())]
     rings = [one for one in lines if one.get_linestyle() == "None"]
     assert rings and all(one.get_fillstyle() == "none" for one in rings)
     for other in lines:
@@ -142,8 +142,8 @@ def test_points_that_have_not_converged_are_marked(ds):
 
 def test_a_dataset_without_the_cases_says_so(ds):
     plain = ds.isel(case=np.flatnonzero(~ds.causal))
-    with pytest.raises(ValueError, match="no case with causal=True"):
-        FIGURES["growth-in-n-masked"](plain)
+    with pytest.raises(ValueError, match=r"no case with crowd=-1\.0, causal=True"):
+        FIGURES["growth-in-radius-masked"](plain)
 
 
 def test_the_style_is_left_behind():
@@ -153,18 +153,6 @@ def test_the_style_is_left_behind():
     with figures.style():
         assert mpl.rcParams["pdf.fonttype"] == 42
     assert mpl.rcParams["font.size"] == before
-    with pytest.raises(ValueError, match="expected one of 'house', 'paper', got 'papper'"):
-        figures.style("papper").__enter__()
-
-
-def test_on_paper_a_figure_is_one_column_of_svg_without_a_title(ds, tmp_path):
-    with figures.style("paper"):
-        ax = FIGURES["splitting"](ds)
-        ax.figure.savefig(tmp_path / "figure")
-    drawn = (tmp_path / "figure.svg").read_text(encoding="utf-8")
-    assert "Heavy atom" not in drawn
-    assert "local constant, Wasserstein" in drawn  # letters, not outlines
-    assert float(re.search(r'width="([\d.]+)pt"', drawn)[1]) < 3.5 * 72
 
 
 PUBLIC = [name for name in figures.__all__ if name.startswith("plot_")]
@@ -182,8 +170,8 @@ def test_title_and_legend_are_the_caller_s(ds):
     assert ax.get_title() == "Mine" and ax.get_legend() is None
     FIGURES["splitting"](ds, ax=ax, title="")
     assert ax.get_title() == ""
-    ax = FIGURES["splitting"](ds, legend={"loc": "upper left", "title": "curves"})
-    assert ax.get_legend().get_title().get_text() == "curves"
+    with pytest.raises(ValueError, match="legend: expected 'ends', got 'best'"):
+        FIGURES["splitting"](ds, legend="best")
 
 
 def test_an_unknown_option_is_named_with_the_nearest(ds):
@@ -226,7 +214,7 @@ def test_a_dataset_without_the_columns_of_a_figure_is_refused(ds):
 
 def test_only_missing_cases_are_answered_by_a_missing_figure(ds, tmp_path):
     plain = ds.isel(case=np.flatnonzero(~ds.causal))
-    masked = {"masked": FIGURES["growth-in-n-masked"]}
+    masked = {"masked": FIGURES["growth-in-radius-masked"]}
     (said,) = figures.save_all(plain, masked, tmp_path)
     assert "no figure masked: the Dataset has no case" in str(said)
 
@@ -304,7 +292,7 @@ def test_any_sweep_has_figures_of_its_numbers_against_its_parameters():
     three = ds.assign_coords(word=("case", list("ab") * 3)).assign_coords(
         shift=("case", [0.0, 0.5, 1.0, 1.5, 2.0, 2.5])
     )
-    assert figures_of(three)["y"].keywords["x"] == "shift"
+    assert figures_of(three)["y"].x == "shift"
     ax = figures.plot_growth(ds, x="radius", y="y")
     assert ax.get_lines()[0].get_linestyle() == "None"
     assert figures_of(ds.isel(case=[0])) == {}
@@ -333,7 +321,6 @@ def test_cases_come_by_the_values_that_parameters_have_together():
     found = {(dim, kernel): rows.y.values.tolist() for _, dim, kernel, rows in cases}
     assert found == {(2, "soft"): [7.0], (2, "hard"): [6.0, 8.0], (3, "soft"): [5.0]}
     assert list(found) == [(2, "soft"), (2, "hard"), (3, "soft")]
-    assert [(causal, rows.sizes["case"]) for _, causal, rows in by_mask(ds)] == [(True, 4)]
 
 
 def test_the_best_case_of_each_level_is_among_those_that_have_a_value():
@@ -345,13 +332,24 @@ def test_the_best_case_of_each_level_is_among_those_that_have_a_value():
         best(ds.isel(case=[0, 3]), "y", over="x")
 
 
-def test_a_median_has_converged_where_all_of_it_has():
+def test_a_median_is_drawn_with_its_range_and_has_converged_where_all_of_it_has():
     flags = [[True, True, False], [True, True, True]]
     ds = xr.Dataset({"y": (("x", "seed"), [[1.0, 5.0, 2.0], [3.0, 1.0, 4.0]]),
-                     "y_converged": (("x", "seed"), flags)})  # fmt: skip
-    found = reduced(ds, "y", along="seed")
-    assert found.y.values.tolist() == [2.0, 3.0]
-    assert found.y_converged.values.tolist() == [False, True]
+                     "y_converged": (("x", "seed"), flags)}, {"x": [10.0, 20.0]})  # fmt: skip
+    ax = Figure().subplots()
+    curve(ax, ds, "x", "y", along="seed", label="median")
+    np.testing.assert_array_equal(line(ax, "median"), [[10, 20], [2, 3]])
+    np.testing.assert_array_equal(line(ax, "not converged"), [[10], [2]])
+    (band,) = ax.collections
+    assert set(map(tuple, band.get_paths()[0].vertices)) == {(10, 1), (10, 5), (20, 1), (20, 4)}
+
+
+def test_a_column_of_more_dimensions_is_drawn_as_points_above_each_x():
+    ds = xr.Dataset({"y": (("seed", "x"), [[1.0, 3.0], [5.0, 7.0]])}, {"x": [10.0, 20.0]})
+    ax = Figure().subplots()
+    curve(ax, ds, "x", "y/y", "o")
+    curve(ax, ds, "x", "y", "o", label="points")
+    np.testing.assert_array_equal(line(ax, "points"), [[10, 10, 20, 20], [1, 5, 3, 7]])
 
 
 def test_the_interval_of_a_law_is_that_of_its_exponent():

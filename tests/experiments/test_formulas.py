@@ -12,8 +12,8 @@ import pytest
 import torch
 from scipy.special import lambertw
 
-from meanfield import SelfAttention, bounds, local_lipschitz, sampling
-from meanfield.experiments import get, kernel_growth, quadratic_growth, two_dirac
+from meanfield import bounds, sampling
+from meanfield.experiments import get, kernel_growth, quadratic_growth
 from meanfield.figures import curves
 from meanfield.figures.canvas import FORMULA
 from meanfield.lipschitz import worst_case
@@ -26,13 +26,6 @@ Function = Callable[[float], float]
 def _few_points(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three of them are looked at, and some formulas are optima at each."""
     monkeypatch.setattr(curves, "_FINE", 7)
-
-
-def of_two_diracs(part: str, radius: float, log_ratio: float) -> float:
-    """What is measured at two atoms in the plane."""
-    F = SelfAttention(two_dirac.layer(2, 1.0, 0))
-    u = sampling.critical_pair(F.parameters.A[0], branch="negative").direction
-    return float(getattr(local_lipschitz(F, sampling.two_diracs(radius, log_ratio, u)), part))
 
 
 def along_r(bound: Callable[..., Any], *sizes: float) -> Function:
@@ -51,13 +44,10 @@ def of_sizes() -> Sequence[Function]:
 RADII = get("two-dirac").quick.radii
 # By experiment and figure, in the order in which they are drawn.
 NAMED: dict[tuple[str, str], Sequence[Function]] = {
-    **{
-        ("two-dirac", f"growth-in-n{which}"): [
-            *(partial(bounds.proposition_3_4, 1.0, R) for R in RADII),
-            math.sqrt,
-        ]
-        for which in ("", "-masked")
-    },
+    ("two-dirac", "growth-in-n"): [
+        *(partial(bounds.proposition_3_4, 1.0, R) for R in RADII),
+        math.sqrt,
+    ],
     ("two-dirac", "growth-in-radius"): [
         along_r(bounds.theorem_3_5, 1.0, 1.0),
         along_r(bounds.mean_field, 1.0, 1.0),
@@ -66,9 +56,6 @@ NAMED: dict[tuple[str, str], Sequence[Function]] = {
     ("two-dirac", "growth-in-radius-masked"): [
         along_r(bounds.masked_mean_field, 1.0, 1.0),
         along_r(bounds.masked_two_dirac_lower, 1.0),
-    ],
-    ("two-dirac", "light-weight"): [
-        partial(of_two_diracs, part, R) for R in RADII for part in ("particle", "splitting")
     ],
     ("quadratic-growth", "growth"): of_sizes(),
     ("kernel-growth", "growth"): [

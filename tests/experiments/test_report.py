@@ -229,10 +229,10 @@ def test_a_figure_without_cases_says_why_and_a_defect_of_a_figure_is_an_error(pa
             rendered(a_dataset(), figures={"broken": broken})
 
 
-def test_settings_of_a_figure_are_in_its_caption():
+def test_a_figure_with_settings_has_the_caption_of_its_function():
     figures = {"plain": functools.partial(lacking, causal=False)}
     page = Page(rendered(a_dataset(), figures=figures))
-    assert "A figure of cases that are not there (plain)." in page.text
+    assert "A figure of cases that are not there." in page.text
     assert "no case with causal=False" in page.text
 
 

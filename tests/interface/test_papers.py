@@ -80,7 +80,7 @@ def test_every_command_and_file_on_the_page_exists():
 
 
 def test_every_experiment_that_the_list_gives_to_a_paper_is_on_the_page():
-    listed = {name for name, one in EXPERIMENTS.items() if "Fig" in one.paper}
+    listed = {name for name, paper in EXPERIMENTS.items() if "Fig" in paper}
     assert listed <= set(COMMANDS)
 
 
