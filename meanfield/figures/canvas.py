@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from meanfield.checks import describe, suggestion
+from meanfield.checks import choice, describe, suggestion
 from meanfield.errors import NoCases
 from meanfield.figures.legends import place_legend, with_room
 from meanfield.results.cases import answered
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 FORMULA = "formula"  # the group id of lines that are no column of the Dataset
 
 _MARKERS = "osD^vPX*<>"
+_STYLES = ("house", "paper")
 _FEW = 6  # markers along a curve of many points
 _NOTHING = {"None", None, "", " "}  # for a line or a marker that is none
 
@@ -49,12 +50,27 @@ _STYLE: Any = {
 }
 
 
+# What a journal prints: one column, captions for titles, letters that stay letters.
+_PAPER: Any = _STYLE | {
+    "figure.figsize": (3.35, 2.5),
+    "savefig.format": "svg",
+    "svg.fonttype": "none",
+    "font.size": 8,
+    "legend.fontsize": 7,
+    "axes.titlecolor": "none",
+}
+
+
 @contextmanager
-def style() -> Iterator[None]:
-    """The style of the house, for as long as the context lasts."""
+def style(name: str = "house") -> Iterator[None]:
+    """A style, for as long as the context lasts.
+
+    Args:
+        name: "house", or "paper": one column wide, without titles, saved as SVG by default.
+    """
     import matplotlib as mpl
 
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context({"house": _STYLE, "paper": _PAPER}[choice(name, "name", _STYLES)]):
         yield
 
 
@@ -101,6 +117,8 @@ def figure(*columns: str) -> Callable[[Draw], Draw]:
             title: str | None = None,
             **settings: Any,
         ) -> Axes:
+            from matplotlib import rcParams
+
             ds = drawable(draw.__name__, ds, columns)
             for given in settings.keys() - own.parameters.keys():
                 nearest = suggestion(given, [*own.parameters, "legend", "title"])
@@ -112,8 +130,8 @@ def figure(*columns: str) -> Callable[[Draw], Draw]:
             _leave_out_what_is_not_drawn(new)
             _mark(new)
             _readable_logs(canvas)
-            if title is not None:
-                canvas.set_title(title)
+            if title is not None or rcParams["axes.titlecolor"] == "none":
+                canvas.set_title(title or "")
             place_legend(canvas, legend)
             if ax is None:
                 with_room(canvas.figure)

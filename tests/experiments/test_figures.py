@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import itertools
+import re
 from collections.abc import Iterator
 
 import numpy as np
@@ -153,6 +154,18 @@ def test_the_style_is_left_behind():
     with figures.style():
         assert mpl.rcParams["pdf.fonttype"] == 42
     assert mpl.rcParams["font.size"] == before
+    with pytest.raises(ValueError, match="expected one of 'house', 'paper', got 'papper'"):
+        figures.style("papper").__enter__()
+
+
+def test_on_paper_a_figure_is_one_column_of_svg_without_a_title(ds, tmp_path):
+    with figures.style("paper"):
+        ax = FIGURES["splitting"](ds)
+        ax.figure.savefig(tmp_path / "figure")
+    drawn = (tmp_path / "figure.svg").read_text(encoding="utf-8")
+    assert "Heavy atom" not in drawn
+    assert "local constant, Wasserstein" in drawn  # letters, not outlines
+    assert float(re.search(r'width="([\d.]+)pt"', drawn)[1]) < 3.5 * 72
 
 
 PUBLIC = [name for name in figures.__all__ if name.startswith("plot_")]
