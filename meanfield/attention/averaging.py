@@ -22,7 +22,7 @@ class AttentionCore(Core):
     """Tᵢⱼ = Σ_h W^h (Mᵢⱼ V^h + Nᵢⱼ (vⱼ − rᵢ) uᵢⱼᵀ), uᵢⱼ = K^hᵀ q̃ᵢⱼ: values and keys move.
 
     G, N and M are attention weights with tilts, named as in `Matrices`. Keys move by k̇ⱼ = AⱼK ẋⱼ,
-    see `Kernel.key_slopes`, and q̃ᵢⱼ = Aⱼᵀqᵢ; what queries do stands on the diagonal of
+    see `Kernel.feature_slopes`, and q̃ᵢⱼ = Aⱼᵀqᵢ; what queries do stands on the diagonal of
     `TokenBlocks`. All is in double precision. In sums of squares the means rᵢ are subtracted from
     values measured from vĵ, ĵ the largest weight of the row, so that nearly one-hot rows keep
     their digits.
@@ -282,12 +282,12 @@ def _squares_by_token(heads: _Heads, K: Tensor, s: Tensor) -> Tensor:
 def attention_blocks(tangent: AttentionTangent, index: int) -> TokenBlocks | None:
     """The blocks of one map of the flattened batch, in the order of the measure.
 
-    None where the kernel does not say how keys move, see `Kernel.key_slopes`.
+    None where the kernel does not say how keys move, see `Kernel.feature_slopes`.
     """
     weights = tangent.weights.part(slice(index, index + 1))
     par = weights.parameters
-    slopes = weights.kernel.key_slopes(par, weights.points, weights.positions)
-    if slopes is None:
+    found = weights.kernel.feature_slopes(weights.at)
+    if found is None:
         return None
     one = AttentionTangent(weights, tangent.geometry, memory=2**62)
     order = None if weights.order is None else weights.order[0].argsort()
@@ -303,7 +303,7 @@ def attention_blocks(tangent: AttentionTangent, index: int) -> TokenBlocks | Non
     if most is not None and weights.order is not None:
         most = weights.order[0][most]
     W = torch.eye(par.out_dim, dtype=M.dtype, device=M.device)[None]
-    slopes = slopes[0]
+    slopes = found[0][0]
     core = AttentionCore(
         queries=placed(G, 1, 2),
         keys=placed(N, 1, 2),

@@ -14,7 +14,7 @@ from torch import Tensor
 from meanfield.attention.averaging import attention_blocks
 from meanfield.attention.ball_bounds import ball_bound
 from meanfield.attention.kernels import Kernel, dot_product
-from meanfield.attention.kernels.kernel import FeatureSizes, Score
+from meanfield.attention.kernels.kernel import At, FeatureSizes, Score
 from meanfield.attention.parameters import AttentionParameters
 from meanfield.attention.rows import Normalization, RowWise, exponential, sigmoid, softmax
 from meanfield.attention.sigmoid_ball import sigmoid_ball_bound
@@ -366,7 +366,7 @@ class SelfAttention(Map):
         return "causal attention" if self.causal else f"the kernel {name_of(self.kernel)}"
 
     def _refuse_undefined(self, mu: ParticleMeasure) -> None:
-        at = self.kernel.undefined(self.parameters, mu.points, mu.positions)
+        at = self.kernel.undefined(At(self.parameters, mu.points, mu.positions))
         if at is None or is_traced(mu.points):
             return
         if bool((at & (mu.log_weights > -math.inf)).any()):

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from meanfield.attention.kernels.kernel import At
 from meanfield.attention.weights import Block, Weights, flat
 from meanfield.linalg import LinearMap
 
@@ -458,14 +459,14 @@ class AttentionTangent:
         points, positions = self.weights.points.detach(), self.weights.positions
         units = torch.eye(points.shape[-1], dtype=points.dtype, device=points.device)
         if kernel.is_linear:  # those of d atoms, wherever they are
-            q, k, v, *_ = kernel.push(par, units, None, units).folded(0.0)
+            q, k, v, *_ = kernel.push(At(par, units, None), units).folded(0.0)
             return q[None, :, None], k[None, :, None], v[None, :, None]
         points = points.reshape(-1, *points.shape[-2:])
         if positions is not None:
             positions = positions.reshape(points.shape[:-1])
-        by_query = kernel.query_slopes(par, points, positions)
-        by_key = kernel.key_slopes(par, points, positions)
-        if by_query is not None and by_key is not None:
+        slopes = kernel.feature_slopes(At(par, points, positions))
+        if slopes is not None:
+            by_key, by_query = slopes
             q = by_query @ (par.scale[:, None, None] * par.query)[:, None]
             k, v = by_key @ par.per_head(par.key)[:, None], par.per_head(par.value)
             return q.mT, k.mT, v.mT[None, :, None]
@@ -473,7 +474,7 @@ class AttentionTangent:
         if positions is not None:
             positions = positions.expand(units.shape[:-1])
         at = points.expand_as(units).contiguous()
-        q, k, v, *_ = kernel.push(par, at, positions, units).folded(0.0)
+        q, k, v, *_ = kernel.push(At(par, at, positions), units).folded(0.0)
         return q.movedim(0, -2), k.movedim(0, -2), v.movedim(0, -2)
 
     def _joined(self, blocks: Tensor) -> Tensor:

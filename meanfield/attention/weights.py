@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from meanfield.attention.kernels import Features, Kernel
+from meanfield.attention.kernels.kernel import At
 from meanfield.attention.parameters import AttentionParameters
 from meanfield.attention.rows import RowWise, softmax
 from meanfield.checks import at_once, describe, is_host, is_recorded
@@ -381,6 +382,11 @@ class Weights:
         return self.points.shape[-2]
 
     @property
+    def at(self) -> At:
+        """Where the kernel is looked at."""
+        return At(self.parameters, self.points, self.positions)
+
+    @property
     def head_logs(self) -> Tensor:
         """Log-weights and potentials of the columns, ``(*batch, H or 1, n)``."""
         logs = self.log_weights[..., None, :]
@@ -509,8 +515,7 @@ class Weights:
 
     def push(self, displacement: Tensor) -> Features:
         """q̇, k̇, v̇ of displacements ``(*batch, n, d)`` in the order here."""
-        tangents = self.kernel.push(self.parameters, self.points, self.positions, displacement)
-        return tangents.folded(0.0)
+        return self.kernel.push(self.at, displacement).folded(0.0)
 
     def pull(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """The transpose of `push`."""
@@ -518,7 +523,7 @@ class Weights:
         if self.features.b is not None:
             bias, width = k[..., -1], width - 1
         cotangents = Features(q[..., :width], k[..., :width], v, bias)
-        return self.kernel.pull(self.parameters, self.points, self.positions, cotangents)
+        return self.kernel.pull(self.at, cotangents)
 
     # --- the order of the measure and that of the positions ---
 

@@ -112,8 +112,8 @@ class Certified(NormSolver):
             if blocks is None:
                 raise NotImplementedError(
                     "Certified: expected one attention in a map, with a kernel that says how its "
-                    "keys move, got several in a row or in a sum, or a kernel without key_slopes; "
-                    "give it key_slopes, or take Dense() if the map is small, or Lanczos()"
+                    "keys move, got several in a row or in a sum, or a kernel without "
+                    "feature_slopes; give it these, or take Dense() for a small map, or Lanczos()"
                 )
             inside, _ = blocks.in_range()
             weights.append(RowWeights(self._improved(inside)))

@@ -15,7 +15,7 @@ from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, sampl
 from meanfield.attention import input_bounds, kernels, normalizations
 from meanfield.attention.ball_bounds import ball_bound
 from meanfield.attention.input_bounds import Frames
-from meanfield.attention.kernels.kernel import Motion
+from meanfield.attention.kernels.kernel import At, Motion
 from meanfield.attention.sigmoid_ball import _Rows as sigmoid_rows
 from meanfield.attention.weights import Block
 from meanfield.lipschitz import local_lipschitz
@@ -185,7 +185,7 @@ def test_queries_and_keys_move_turn_and_bend_no_more_than_a_kernel_says(name):
     points = mu.points * torch.logspace(-2, 0, 6, dtype=F64)[:, None]
     g, width = torch.Generator().manual_seed(7), par.query.shape[-2]  # squares come behind
     for eps in (1e-3, 0.1, 0.8):
-        told = kernel.motion(par, points, s, torch.tensor(eps, dtype=F64))
+        told = kernel.motion(At(par, points, s), torch.tensor(eps, dtype=F64))
         steps = torch.randn(400, *points.shape, dtype=F64, generator=g)
         moved = points + eps * steps / steps.norm(dim=-1, keepdim=True)
 

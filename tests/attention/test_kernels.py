@@ -18,7 +18,7 @@ from meanfield.attention import (
     normalizations,
     weights,
 )
-from meanfield.attention.kernels.kernel import FeatureTransform, ModifiedKernel
+from meanfield.attention.kernels.kernel import At, FeatureTransform, ModifiedKernel
 from meanfield.errors import NoDerivativeError
 from meanfield.lipschitz import local_lipschitz
 from meanfield.maps import linearize
@@ -264,13 +264,13 @@ def test_push_is_the_derivative_of_the_features_and_pull_its_transpose(kernel):
 
     along = torch.randn(points.shape, generator=generator, dtype=F64)
     wanted = torch.func.jvp(whole, (points,), (along,))[1]
-    pushed = own.push(parameters, points, positions, along)
+    pushed = own.push(At(parameters, points, positions), along)
     cotangents = [torch.randn(t.shape, generator=generator, dtype=F64) for t in wanted]
     found = [t for t in pushed[:4] if t is not None]
     assert len(found) == len(wanted)
     for one, other in zip(found, wanted, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-13, atol=1e-13)
-    back = own.pull(parameters, points, positions, kernels.Features(*cotangents))
+    back = own.pull(At(parameters, points, positions), kernels.Features(*cotangents))
     there = sum((a * b).sum() for a, b in zip(found, cotangents, strict=True))
     room = math.sqrt(
         sum(
@@ -352,14 +352,14 @@ class AllThree(kernels.Kernel):
         q, k, v = parameters.project(points)
         return kernels.Features(self._unit(q), self._unit(k), v)
 
-    def push(self, parameters, points, positions, displacement):
-        q, k, _ = parameters.project(points)
-        dq, dk, dv = parameters.project(displacement)
+    def push(self, at, displacement):
+        q, k, _ = at.parameters.project(at.points)
+        dq, dk, dv = at.parameters.project(displacement)
         return kernels.Features(self._across(q, dq), self._across(k, dk), dv)
 
-    def pull(self, parameters, points, positions, cotangents):
-        q, k, _ = parameters.project(points)
-        return parameters.project_transposed(
+    def pull(self, at, cotangents):
+        q, k, _ = at.parameters.project(at.points)
+        return at.parameters.project_transposed(
             self._across(q, cotangents.q), self._across(k, cotangents.k), cotangents.v
         )
 
@@ -474,7 +474,7 @@ def test_a_turn_without_its_derivative_is_refused():
     ):
 
         class Half(FeatureTransform):
-            def turn(self, parameters, features, positions):
+            def turn(self, at, features):
                 return features
 
 

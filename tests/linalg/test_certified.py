@@ -238,7 +238,9 @@ def test_maps_without_blocks_are_refused_and_weights_for_them_prove_nothing():
     two = Chain([SelfAttention(parameters()), SelfAttention(parameters())])
     unknown_keys = SelfAttention(parameters(), kernel=KeysUnknown())
     for F in (two, unknown_keys):
-        with pytest.raises(NotImplementedError, match="several in a row .* without key_slopes"):
+        with pytest.raises(
+            NotImplementedError, match="several in a row .* without feature_slopes"
+        ):
             local_lipschitz(F, drawn(0), solver=Certified(), upper_rtol=1.0)
 
 
