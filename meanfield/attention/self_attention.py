@@ -142,11 +142,6 @@ class SelfAttention(Map):
             number or ``(*batch, m)``, and its value is the second component of Γ_μ(s, x). It
             raises ValueError where Γ is undefined: at a position before all the mass.
         """
-        if not self.normalization.has_field:
-            raise ValueError(
-                "field: expected a normalisation of rows, got one of the whole matrix, which says "
-                "nothing about points that are not atoms; has_field = True if it does"
-            )
         weights = self.weights(mu)
 
         @without_autocast
@@ -192,7 +187,7 @@ class SelfAttention(Map):
         weights = self._bare_weights(mu)
         self._refuse_undefined(mu)
         plan = own.plan(weights)
-        if own.rows is None or not (plan is None or bool(plan.converged.all())):
+        if plan is not None and not bool(plan.converged.all()):
             # The implicit derivative assumes that the potentials solve their equation.
             return linearize_by_autodiff(self, mu, geometry=geometry)
         if plan is not None:
@@ -231,11 +226,6 @@ class SelfAttention(Map):
             block_size: rows per block of them; from the memory of one if None.
         """
         check_geometry(geometry)
-        if self.normalization.rows is None:
-            raise NotImplementedError(
-                f"tangent: expected a normalisation of rows, got {self.normalization}, "
-                "which is differentiated automatically: linearize(F, mu)"
-            )
         return AttentionTangent(self.weights(mu), geometry, memory, block_size)
 
     def field_jacobians(self, mu: ParticleMeasure) -> Tensor:
@@ -320,33 +310,22 @@ class SelfAttention(Map):
 
     def _bare_weights(self, mu: ParticleMeasure) -> Weights:
         self._check(mu)
-        # A normalisation of the whole matrix gets the scores themselves, which are log ψ of exp.
-        rows = self.normalization.rows or exponential
+        rows = self.normalization.rows
         return Weights.of(self.parameters, self.kernel, rows, mu, causal=self.causal)
 
     def _attend(self, weights: Weights, queries: Tensor, positions: Tensor | None) -> Tensor:
         """Γ for queries ``(*batch, H, m, k)``."""
         par, features = self.parameters, weights.features
-        if self.normalization.rows is not None:
-            places = weights.places(positions)
-            heads = attend(
-                queries,
-                features.k,
-                features.v,
-                weights.head_logs,
-                places.rows,
-                places.columns,
-                scoring=weights.scoring,
-            )
-        else:
-            scores = weights.scores(queries, positions)
-            p = self.normalization.whole(scores, weights.head_logs[..., None, :])
-            if p.shape != scores.shape:
-                raise ValueError(
-                    f"{name_of(self.normalization)}.whole: expected attention weights of shape "
-                    f"{tuple(scores.shape)}, got {tuple(p.shape)}"
-                )
-            heads = p @ features.v
+        places = weights.places(positions)
+        heads = attend(
+            queries,
+            features.k,
+            features.v,
+            weights.head_logs,
+            places.rows,
+            places.columns,
+            scoring=weights.scoring,
+        )
         if features.v_centre is not None:
             heads = heads + features.v_centre
         out = par.join(heads)

@@ -495,10 +495,6 @@ class Weights:
         features = self.kernel.features(self.parameters, points, positions)
         return features.folded(1.0).q
 
-    def scores(self, queries: Tensor, positions: Tensor | None) -> Tensor:
-        """log ψ of all rows ``(*batch, H, m, k)`` and atoms; −∞ where a row does not see one."""
-        return self.scoring.logits(queries @ self.features.k.mT, 0.0, self.places(positions))
-
     def seeing(self, positions: Tensor) -> Tensor:
         """Which rows at positions ``(*batch, m)`` see any mass, ``(*batch, H or 1, m)``."""
         places, m = self.places(positions), positions.shape[-1]

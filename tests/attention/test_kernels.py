@@ -16,7 +16,6 @@ from meanfield.attention import (
     SelfAttention,
     kernels,
     normalizations,
-    weights,
 )
 from meanfield.attention.kernels.kernel import At, FeatureTransform, ModifiedKernel
 from meanfield.errors import NoDerivativeError
@@ -85,16 +84,6 @@ def library_kernel(spec: slow.Spec) -> kernels.Kernel:
     return {"soft_cap": kernels.soft_cap, "window": kernels.window}[name](settings[0], inner=inner)
 
 
-class SoftplusOverSum(normalizations.Normalization):
-    """A normalisation of one's own, of the whole matrix although rows stand by themselves."""
-
-    has_field = True
-
-    def whole(self, scores: torch.Tensor, log_weights: torch.Tensor) -> torch.Tensor:
-        parts = log_weights.exp() * torch.nn.functional.softplus(scores)
-        return parts / (1 + parts.sum(-1, keepdim=True))
-
-
 def library_normalization(spec: slow.Spec) -> Any:
     name, *settings = spec
     if name == "sink":
@@ -106,7 +95,7 @@ def library_normalization(spec: slow.Spec) -> Any:
     if name == "sinkhorn":
         return normalizations.sinkhorn(rtol=1e-12)
     if name == "custom":
-        return SoftplusOverSum()
+        return normalizations.RowWise(lambda s: torch.nn.functional.softplus(s).log(), sink=0.0)
     return normalizations.softmax
 
 
@@ -216,13 +205,13 @@ def test_map_and_derivatives_are_those_of_the_double_loop(kernel, normalization,
         is_map(at.atoms, wanted, 1e-10)
     slopes = slow.field_jacobians(case)
     is_map(at.field, slopes, 1e-10, alive)
-    assert normalization == "custom" or not at.field.to_dense()[~alive].any()
+    assert not at.field.to_dense()[~alive].any()
 
 
 @pytest.mark.parametrize(("kernel", "normalization", "causal"), A_THIRD[1::2])
 def test_blocks_recomputed_are_the_matrices_kept(kernel, normalization, causal):
-    if normalization in ("custom", "sinkhorn"):
-        pytest.skip("products of these are not made of blocks alone")
+    if normalization == "sinkhorn":
+        pytest.skip("its products are not made of blocks alone")
     case = make_case(kernel, normalization, causal=causal, seed=1, n=7)
     F, mu = library(case)
     for geometry in ("euclidean", "wasserstein"):
@@ -476,46 +465,6 @@ def test_a_turn_without_its_derivative_is_refused():
         class Half(FeatureTransform):
             def turn(self, at, features):
                 return features
-
-
-class BalancedByIteration(normalizations.Normalization):
-    """Sinkhorn's iteration on the whole matrix: a function of all rows at once."""
-
-    def whole(self, scores: torch.Tensor, log_weights: torch.Tensor) -> torch.Tensor:
-        log_p = scores + log_weights
-        for _ in range(60):
-            log_p = log_p - log_p.logsumexp(-1, keepdim=True)
-            log_c = (log_p + log_weights.mT).logsumexp(-2, keepdim=True) - log_weights
-            log_p = log_p - log_c
-        return (log_p - log_p.logsumexp(-1, keepdim=True)).exp()
-
-
-class SoftmaxOfAll(normalizations.Normalization):
-    def whole(self, scores: torch.Tensor, log_weights: torch.Tensor) -> torch.Tensor:
-        return (scores + log_weights).softmax(-1)
-
-
-def test_a_normalisation_of_your_own_is_right_where_rows_come_in_blocks(monkeypatch):
-    """It was once called on blocks of rows: exact at n = 400, off by 2.6 at n = 1,500."""
-    n = 150
-    for name in ("_BLOCK_ENTRIES", "_LARGE_BLOCK_ENTRIES"):
-        monkeypatch.setattr(weights, name, 20 * n)
-    generator = torch.Generator().manual_seed(0)
-    par = AttentionParameters.random(3, std=0.6, generator=generator)
-    logs = torch.randn(n, generator=generator, dtype=F64).log_softmax(-1)
-    mu = ParticleMeasure(torch.randn(n, 3, generator=generator, dtype=F64), log_weights=logs)
-    mine = SelfAttention(par, normalization=BalancedByIteration())
-    ours = SelfAttention(par, normalization=normalizations.sinkhorn())
-    torch.testing.assert_close(mine(mu).points, ours(mu).points, rtol=0, atol=1e-9)
-    plain = SelfAttention(par)
-    alike = replace(plain, normalization=SoftmaxOfAll())
-    torch.testing.assert_close(alike(mu).points, plain(mu).points, rtol=0, atol=1e-12)
-    eps = torch.randn(n, 3, generator=generator, dtype=F64)
-    torch.testing.assert_close(
-        linearize(alike, mu).atoms.matvec(eps), linearize(plain, mu).atoms.matvec(eps)
-    )
-    with pytest.raises(ValueError, match="expected a normalisation of rows"):
-        mine.field(mu)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from meanfield.attention import AttentionParameters, SelfAttention, kernels, normalizations
+from meanfield.attention import AttentionParameters, SelfAttention, kernels
 from meanfield.errors import NoDerivativeError
 from meanfield.linalg import LinearMap, operator_norm
 from meanfield.lipschitz import (
@@ -296,21 +296,6 @@ def test_maps_with_kinks_and_constants_are_not_refused():
             linearize(lambda mu, T=T: pushforward(T, mu), mu).atoms,
             torch.func.jacrev(T)(mu.points).reshape(15, 15),
         )
-
-
-def test_a_custom_normalisation_goes_through_autodiff():
-    class Own(normalizations.Normalization):
-        has_field = True
-
-        def whole(self, scores, log_weights):
-            return (scores + log_weights).softmax(-1)
-
-    for causal in (False, True):
-        F, mu = layer(causal=causal), measure(zero=True)
-        wanted = linearize(F, mu, geometry="wasserstein")
-        found = linearize(replace(F, normalization=Own()), mu, geometry="wasserstein")
-        same(found.atoms, wanted.atoms.to_dense())
-        same(found.field, wanted.field.to_dense())
 
 
 def recentred(mu: ParticleMeasure) -> ParticleMeasure:
