@@ -276,7 +276,7 @@ class _PotentialTangent:
 
     def __init__(self, tangent: AttentionTangent) -> None:
         weighted = tangent.geometry == "wasserstein"
-        whole = replace(tangent, memory=2**62, block_size=tangent.weights.n)
+        whole = tangent.whole
         ((_, self.p),) = whole.matrices()
         tilted = self.p
         if not weighted:

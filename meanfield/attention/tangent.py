@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import NamedTuple
 
 import torch
@@ -107,12 +107,17 @@ class AttentionTangent:
         """D_xΓ_μ(xᵢ) of every atom as a batch ``(*batch, n)`` of maps R^d → R^d_out."""
         return LinearMap.of(
             self.weights.points,
-            self.query_matvec,
-            self.query_rmatvec,
+            partial(self.matvec, keys=False),
+            partial(self.rmatvec, keys=False),
             out_dim=self.weights.parameters.out_dim,
             each=True,
             dense=lambda part: self._flat_field_jacobians[part],
         )
+
+    @property
+    def whole(self) -> AttentionTangent:
+        """The same with all rows in one block, whose matrices are kept."""
+        return replace(self, memory=2**62, block_size=self.weights.n)
 
     # --- what all products share ---
 
@@ -252,35 +257,22 @@ class AttentionTangent:
             log_p.sub_(rows.log_sums[:, block.rows])
             yield block, self._matrices(block, log_p, gain)
 
-    def square_matrices(self) -> Matrices:
-        """The matrices of all rows and columns, (B, n, n); 0 where a row does not see a column."""
-        n = self.weights.n
-        whole = [self.q.new_zeros(len(self.q), n, n) for _ in range(3)]
-        for (i, j), parts in self.matrices():
-            for out, part in zip(whole, parts, strict=True):
-                out[:, i, j] = part
-        return Matrices(*whole)
-
     # --- products ---
 
     @torch.no_grad()
-    def matvec(self, displacement: Tensor) -> Tensor:
-        """Jε, ``(*batch, n, d) → (*batch, n, d_out)``."""
+    def matvec(self, displacement: Tensor, *, keys: bool = True) -> Tensor:
+        """Jε, ``(*batch, n, d) → (*batch, n, d_out)``.
+
+        D_xΓ_μ(xᵢ) εᵢ of every atom if keys, and values, stay.
+        """
         q_dot, k_dot, v_dot = self.pushed(displacement)
         heads = torch.empty_like(self.rows.means)
         for block, matrices in self.matrices():
             i, j = block
-            w = self._scored(block, matrices, q_dot, k_dot)
-            heads[:, i] = self._spread(block, w).baddbmm_(matrices.values, v_dot[:, j])
-        return self.joined(heads)
-
-    @torch.no_grad()
-    def query_matvec(self, displacement: Tensor) -> Tensor:
-        """D_xΓ_μ(xᵢ) εᵢ for every atom, ``(*batch, n, d) → (*batch, n, d_out)``."""
-        q_dot, _, _ = self.pushed(displacement)
-        heads = torch.empty_like(self.rows.means)
-        for block, matrices in self.matrices():
-            heads[:, block.rows] = self._spread(block, self._scored(block, matrices, q_dot, None))
+            w = self._scored(block, matrices, q_dot, k_dot if keys else None)
+            total = w.sum(-1, keepdim=True)
+            moved = (w @ self.v[:, j]).addcmul_(total, self.rows.means[:, i], value=-1.0)
+            heads[:, i] = moved.baddbmm_(matrices.values, v_dot[:, j]) if keys else moved
         return self.joined(heads)
 
     def pushed(self, displacement: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -319,34 +311,19 @@ class AttentionTangent:
         most = self.rows.most
         return None if most is None else most[:, block.rows] - block.columns.start
 
-    def _spread(self, block: Block, w: Tensor) -> Tensor:
-        """Σⱼ wᵢⱼ (vⱼ − rᵢ) of a block, (B, rows, v)."""
-        total = w.sum(-1, keepdim=True)
-        return (w @ self.v[:, block.columns]).addcmul_(
-            total, self.rows.means[:, block.rows], value=-1.0
-        )
-
     @torch.no_grad()
-    def rmatvec(self, covector: Tensor) -> Tensor:
-        """Jᵀζ, ``(*batch, n, d_out) → (*batch, n, d)``."""
+    def rmatvec(self, covector: Tensor, *, keys: bool = True) -> Tensor:
+        """The transpose of `matvec`, ``(*batch, n, d_out) → (*batch, n, d)``."""
         y = self.split(covector)
         q_bar, k_bar, v_bar = (torch.zeros_like(t) for t in (self.q, self.k, self.v))
         for block, matrices in self.matrices():
             i, j = block
             by_query, by_key = self._deviations(block, matrices, y[:, i])
             torch.bmm(by_query, self.k[:, j], out=q_bar[:, i])
-            k_bar[:, j].baddbmm_(by_key.mT, self.q[:, i])
-            v_bar[:, j].baddbmm_(matrices.values.mT, y[:, i])
+            if keys:
+                k_bar[:, j].baddbmm_(by_key.mT, self.q[:, i])
+                v_bar[:, j].baddbmm_(matrices.values.mT, y[:, i])
         return self.pulled(q_bar, k_bar, v_bar)
-
-    @torch.no_grad()
-    def query_rmatvec(self, covector: Tensor) -> Tensor:
-        """D_xΓ_μ(xᵢ)ᵀ ζᵢ for every atom, ``(*batch, n, d_out) → (*batch, n, d)``."""
-        y, q_bar = self.split(covector), torch.empty_like(self.q)
-        for block, matrices in self.matrices():
-            by_query, _ = self._deviations(block, matrices, y[:, block.rows])
-            torch.bmm(by_query, self.k[:, block.columns], out=q_bar[:, block.rows])
-        return self.pulled(q_bar, torch.zeros_like(self.k), torch.zeros_like(self.v))
 
     def split(self, covector: Tensor) -> Tensor:
         """The transpose of `joined`."""
@@ -488,11 +465,11 @@ class AttentionTangent:
 
     def dense(self, part: slice) -> Tensor:
         """The matrices of a slice of the flattened batch, (b, n·d_out, n·d)."""
-        if len(self.blocks) == 1 and self.rows.kept is not None:
+        kept = self.weights.order is None and len(self.blocks) == 1 and self.rows.kept
+        if kept:
             return self._dense(part)
         weights = self.weights.part(part)
-        whole = replace(self, weights=weights, memory=2**62, block_size=weights.n)
-        return whole._dense(slice(0, len(weights.points)))
+        return replace(self, weights=weights).whole._dense(slice(0, len(weights.points)))
 
     @torch.no_grad()
     def _dense(self, part: slice) -> Tensor:
@@ -516,7 +493,7 @@ class AttentionTangent:
         matrix = self._joined(by_key.flatten(2, 3)).unflatten(1, by_key.shape[2:4])
         matrix = matrix.permute(0, 1, 4, 2, 3)  # [b, i, α, j, β], queries on the diagonal
         matrix.diagonal(0, 1, 3).add_(self._field[part].movedim(1, -1))
-        return self.weights.unsort_dense(matrix, part).flatten(3, 4).flatten(1, 2)
+        return matrix.flatten(3, 4).flatten(1, 2)
 
 
 def _row_by_row(left: Tensor, right: Tensor) -> Tensor:

@@ -536,35 +536,35 @@ class Weights:
         index = self.order[..., None].expand(per_particle.shape)
         return torch.empty_like(per_particle).scatter(-2, index, per_particle)
 
-    def unsort_dense(self, matrix: Tensor, part: slice) -> Tensor:
-        """Matrices (b, n, ·, n, ·) of a slice of the batch back in the order of the measure."""
-        if self.order is None:
-            return matrix
-        place = self.order.reshape(-1, self.n)[part].argsort(-1)
-        batch = torch.arange(len(matrix), device=matrix.device)[:, None]
-        return matrix[batch, place].movedim(3, 1)[batch, place].movedim(1, 3)
-
     def part(self, part: slice) -> Weights:
-        """A slice of the flattened batch."""
+        """A slice of the flattened batch, in the order of the measure."""
+        place = None if self.order is None else self.order.reshape(-1, self.n)[part].argsort(-1)
 
-        def pick(tensor: Tensor | None, event: int) -> Tensor | None:
-            return None if tensor is None else tensor.reshape(-1, *tensor.shape[-event:])[part]
+        def pick(tensor: Tensor | None, event: int, atoms: int | None) -> Tensor | None:
+            """With so many axes behind the batch, one of them of the atoms."""
+            if tensor is None:
+                return None
+            picked = tensor.reshape(-1, *tensor.shape[-event:])[part]
+            if place is None or atoms is None:
+                return picked
+            shape = [1] * picked.ndim
+            shape[0], shape[atoms] = place.shape
+            return picked.gather(atoms, place.reshape(shape).expand(picked.shape))
 
         f = self.features
-        q, k, v, centre = (pick(t, 3) for t in (f.q, f.k, f.v, f.v_centre))
-        b, points = pick(f.b, 2), pick(self.points, 2)
-        logs = pick(self.log_weights, 1)
+        q, k, v = (pick(t, 3, -2) for t in (f.q, f.k, f.v))
+        points, logs = pick(self.points, 2, -2), pick(self.log_weights, 1, -1)
         assert q is not None and k is not None and v is not None
         assert points is not None and logs is not None
         return replace(
             self,
             points=points,
-            origin=pick(self.origin, 2),
-            features=Features(q, k, v, b, None, centre),
+            origin=pick(self.origin, 2, None),
+            features=Features(q, k, v, pick(f.b, 2, -1), None, pick(f.v_centre, 3, None)),
             log_weights=logs,
-            positions=pick(self.positions, 1),
-            order=pick(self.order, 1),
-            potentials=pick(self.potentials, 2),
+            positions=pick(self.positions, 1, -1),
+            order=None,
+            potentials=pick(self.potentials, 2, -1),
         )
 
 

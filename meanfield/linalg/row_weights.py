@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from meanfield.checks import count, is_host
-from meanfield.linalg.blocks import TokenBlocks, portions
-from meanfield.linalg.certain import RowWeights, top_eigenvalues
+from meanfield.linalg.blocks import TokenBlocks
+from meanfield.linalg.certain import top_eigenvalues
 from meanfield.linalg.evidence import Candidate, proved
 from meanfield.linalg.krylov import Lanczos
 from meanfield.linalg.linear_map import LinearMap
@@ -94,7 +94,7 @@ class Certified(NormSolver):
         return Candidate(found.direction, upper, 0.0, found.gap, found.n_matvecs), None
 
     @torch.no_grad()
-    def weights(self, linear_map: LinearMap) -> list[RowWeights]:
+    def weights(self, linear_map: LinearMap) -> list[Tensor]:
         """The certificate for each map of the flattened batch, without a value.
 
         Raises:
@@ -116,7 +116,7 @@ class Certified(NormSolver):
                     "feature_slopes; give it these, or take Dense() for a small map, or Lanczos()"
                 )
             inside, _ = blocks.in_range()
-            weights.append(RowWeights(self._improved(inside)))
+            weights.append(self._improved(inside))
         return weights
 
     def _improved(self, blocks: TokenBlocks) -> Tensor:
@@ -181,7 +181,7 @@ class _Search:
 
     def __init__(self, blocks: TokenBlocks) -> None:
         n, e, _ = blocks.shape
-        self.blocks, self.parts = blocks, portions(blocks.shape)
+        self.blocks, self.parts = blocks, blocks.portions()
         self.seen = torch.cat([blocks.seen(rows) for rows in self.parts])
         self.weights = self.seen.double()
         self.theta = torch.ones_like(self.weights[0])
