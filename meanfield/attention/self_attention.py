@@ -20,7 +20,7 @@ from meanfield.attention.rows import Normalization, RowWise, exponential, sigmoi
 from meanfield.attention.sigmoid_ball import sigmoid_ball_bound
 from meanfield.attention.sinkhorn import Plan
 from meanfield.attention.streaming import attend
-from meanfield.attention.tangent import MEMORY, AttentionTangent
+from meanfield.attention.tangent import AttentionTangent
 from meanfield.attention.weights import Weights
 from meanfield.checks import (
     as_bool,
@@ -208,29 +208,6 @@ class SelfAttention(Map):
                 split atoms ([CAP24] Lemma C.5).
         """
         return linearize(self, mu, geometry=geometry).atoms
-
-    def tangent(
-        self,
-        mu: ParticleMeasure,
-        *,
-        geometry: str = "euclidean",
-        memory: int = MEMORY,
-        block_size: int | None = None,
-    ) -> AttentionTangent:
-        """The derivative as an `AttentionTangent`, potentials held fixed.
-
-        Args:
-            mu: μ.
-            geometry: see `linearize`.
-            memory: bytes that kept attention weights may take; beyond, they are recomputed.
-            block_size: rows per block of them; from the memory of one if None.
-        """
-        check_geometry(geometry)
-        return AttentionTangent(self.weights(mu), geometry, memory, block_size)
-
-    def field_jacobians(self, mu: ParticleMeasure) -> Tensor:
-        """D_xΓ_μ(xᵢ) at every atom, ``(*batch, n, d_out, d)``; V Covᵢ A for one unbiased head."""
-        return self.tangent(mu).field_jacobians()
 
     def asks_for_gradient(self, mu: ParticleMeasure) -> bool:
         """As its matrices say; for kernels and normalisations with numbers of their own, by F."""

@@ -18,7 +18,7 @@ from meanfield.linalg import LinearMap
 # Entries of differences vⱼ − rᵢ that are formed at once (float64: 8 MiB).
 _DIFFERENCES = 2**20
 # Bytes that kept matrices may take by default.
-MEMORY = 2**29
+_MEMORY = 2**29
 
 
 class Matrices(NamedTuple):
@@ -90,7 +90,7 @@ class AttentionTangent:
 
     weights: Weights
     geometry: str = "euclidean"
-    memory: int = MEMORY
+    memory: int = _MEMORY
     block_size: int | None = None
 
     def as_linear_map(self) -> LinearMap:
@@ -111,7 +111,7 @@ class AttentionTangent:
             partial(self.rmatvec, keys=False),
             out_dim=self.weights.parameters.out_dim,
             each=True,
-            dense=lambda part: self._flat_field_jacobians[part],
+            dense=lambda part: self.field_jacobians().flatten(0, -3)[part],
         )
 
     @property
@@ -363,10 +363,6 @@ class AttentionTangent:
         return self.weights.unsort(jacobians.flatten(-2)).reshape(shape)
 
     @cached_property
-    def _flat_field_jacobians(self) -> Tensor:
-        return self.field_jacobians().flatten(0, -3)
-
-    @cached_property
     def _field(self) -> Tensor:
         """The same in the order of `weights`, (b, n, d_out, d) with b over the batch."""
         q_dot, _, _ = self._unit_pushes
@@ -382,14 +378,11 @@ class AttentionTangent:
         atoms close together keep their digits.
         """
         k, v = self.k, self.v
-        if self._all_differences is not None:
-            assert self.rows.kept is not None
-            dv, dk = self._all_differences
-            return _row_by_row(dv.mT, self.rows.kept[0].queries[..., None] * dk)
         out = k.new_empty(*k.shape[:-1], v.shape[-1], k.shape[-1])
         for block, matrices in self.matrices():
             # The differences take k + v times the memory of P: a few rows at a time.
-            step = max(1, _DIFFERENCES // max(1, self._per_row(block)))
+            per_row = len(k) * block.n_columns * (k.shape[-1] + v.shape[-1])
+            step = max(1, _DIFFERENCES // max(1, per_row))
             for start in range(block.rows.start, block.rows.stop, step):
                 part = slice(start, min(start + step, block.rows.stop))
                 of_block = slice(part.start - block.rows.start, part.stop - block.rows.start)
@@ -398,26 +391,10 @@ class AttentionTangent:
                 out[:, part] = _row_by_row(dv.mT, g[..., None] * dk)
         return out
 
-    def _per_row(self, block: Block) -> int:
-        """Entries of the differences of a row."""
-        return len(self.k) * block.n_columns * (self.k.shape[-1] + self.v.shape[-1])
-
-    @cached_property
-    def _all_differences(self) -> tuple[Tensor, Tensor] | None:
-        """`_differences` of all rows where they are few, for `covariances` and `dense`."""
-        kept, blocks = self.rows.kept, self.blocks
-        if (
-            kept is None
-            or len(blocks) > 1
-            or self._per_row(blocks[0]) * self.weights.n > _DIFFERENCES
-        ):
-            return None
-        return self._differences(kept[0].queries, blocks[0])
-
     def _differences(
         self, g: Tensor, block: Block, heads: slice = slice(None)
     ) -> tuple[Tensor, Tensor]:
-        """vⱼ − rᵢ and kⱼ − k_ĵ of a few rows, (B, rows, columns, ·); `dense` uses only vⱼ − rᵢ."""
+        """vⱼ − rᵢ and kⱼ − k_ĵ of a few rows, (B, rows, columns, ·)."""
         k, v = self.k[heads, None, block.columns], self.v[heads, None, block.columns]
         most = self._most(block)
         if most is None:
@@ -479,10 +456,7 @@ class AttentionTangent:
         n_heads = self.weights.parameters.n_heads
         heads = slice(part.start * n_heads, part.stop * n_heads)
         g, n, m = (t[heads] for t in matrices)
-        if self._all_differences is None:
-            dv, _ = self._differences(g, block, heads)
-        else:
-            dv = self._all_differences[0][heads]
+        dv, _ = self._differences(g, block, heads)
         _, k_dot, v_dot = (t if len(t) == 1 else t[part] for t in self._unit_pushes)
         # ⟨qᵢ, k̇ⱼ⟩ for unit displacements of atom j: (b, H, j or 1, i, d).
         turned = self._per_batch(self.q[heads])[:, :, None] @ k_dot.mT

@@ -54,21 +54,17 @@ class Places(NamedTuple):
     Attributes:
         rows: positions, ``(*batch, 1, m)``, or None where nothing depends on them.
         columns: positions, ``(*batch, 1, n)``, or None.
-        blind: rows that see no mass (mask, bias or weights of 0), ``(*batch, 1, m, 1)``, or None
-            if there are none.
     """
 
     rows: Tensor | None
     columns: Tensor | None
-    blind: Tensor | None
 
     def block(self, block: Block) -> Places:
         """Of a block."""
-        rows, columns, blind = self
+        rows, columns = self
         return Places(
             None if rows is None else rows[..., block.rows],
             None if columns is None else columns[..., block.columns],
-            blind if blind is None or blind.shape[-2] == 1 else blind[..., block.rows, :],
         )
 
 
@@ -234,13 +230,18 @@ class Scoring:
         return bias.masked_fill(outside, 0.0), hidden
 
     def _blind(self, logits: Tensor, log_columns: Tensor, places: Places) -> Tensor | None:
-        rows, bias = self.normalization, self.position_bias
-        if rows.log_psi is None and bias is None and self.reach == math.inf:
-            return places.blind
-        if not rows.divides:
+        """Rows that see no mass, (..., m, 1), or None where there are none."""
+        rows = self.normalization
+        sees_all = self.sees_all and self.position_bias is None and rows.log_psi is None
+        if sees_all or not rows.divides:
             return None
-        blind = _if_any(logits.amax(-1, keepdim=True) == -math.inf)
-        if blind is not None and rows.log_psi is not None and not is_recorded(blind):
+        blind = logits.detach().amax(-1, keepdim=True) == -math.inf
+        if is_recorded(blind):
+            return blind
+        # On a device to look takes longer than to mask.
+        if is_host(blind.device) and not bool(blind.any()):
+            return None
+        if rows.log_psi is not None:
             self._refuse_no_mass(blind, log_columns > -math.inf, places)
         return blind
 
@@ -265,29 +266,6 @@ def _refuse_slopes(gain: Tensor, name: str) -> None:
 
 def _masked(logits: Tensor, hidden: Tensor | None) -> Tensor:
     return logits if hidden is None else logits.masked_fill_(hidden, -math.inf)
-
-
-def blind_rows(
-    log_weights: Tensor, row_positions: Tensor | None, column_positions: Tensor | None
-) -> Tensor | None:
-    """Rows that see no mass, ``(..., m, 1)``, or None when there are none, as without a mask.
-
-    Args:
-        log_weights: of the columns, ``(..., n)``, of mass 1.
-        row_positions: positions for the mask, ``(..., m)``; None without a mask.
-        column_positions: likewise, ``(..., n)``.
-    """
-    if row_positions is None or column_positions is None:
-        return None
-    alive = log_weights > -math.inf
-    first = torch.where(alive, column_positions, math.inf).amin(-1, keepdim=True)
-    return _if_any((row_positions < first)[..., None])
-
-
-def _if_any(blind: Tensor) -> Tensor | None:
-    """The rows, or None if there are none; on a device to look takes longer than to mask."""
-    looks = not is_recorded(blind) and is_host(blind.device)
-    return None if looks and not bool(blind.any()) else blind
 
 
 @dataclass(frozen=True, eq=False)
@@ -408,23 +386,12 @@ class Weights:
         reach = self.kernel.reach
         return Scoring(self.normalization, self.kernel.activation, bias, self.causal, reach)
 
-    def places(self, rows: Tensor | None, *, blind: bool = False) -> Places:
-        """Of rows at these positions ``(*batch, m)`` and of the atoms.
-
-        Args:
-            rows: positions, or None where nothing depends on them.
-            blind: whether to look for rows that see no mass.
-        """
+    def places(self, rows: Tensor | None) -> Places:
+        """Of rows at these positions ``(*batch, m)``, or None, and of the atoms."""
         if self.positions is None or rows is None:
-            at, columns = None, None
-        else:
-            columns = self.positions[..., None, :]
-            at = columns if rows is self.positions else rows[..., None, :]
-        found = None
-        if blind:
-            limits = (at, columns) if self.causal else (None, None)
-            found = blind_rows(self.log_weights[..., None, :], *limits)
-        return Places(at, columns, found)
+            return Places(None, None)
+        columns = self.positions[..., None, :]
+        return Places(columns if rows is self.positions else rows[..., None, :], columns)
 
     # --- P of the atoms ---
 
@@ -438,10 +405,6 @@ class Weights:
     @cached_property
     def _own_places(self) -> Places:
         return self.places(self.positions)
-
-    @cached_property
-    def _own_blind(self) -> Places:
-        return self.places(self.positions, blind=True)
 
     def products(self, block: Block) -> Tensor:
         """⟨qᵢ, kⱼ⟩ of a block, ``(*batch, H, rows, columns)``."""
@@ -457,7 +420,7 @@ class Weights:
     def log_p(self, block: Block) -> Tensor:
         """log Pᵢⱼ, ``(*batch, H, rows, columns)``; −∞ in rows that are absent or see no mass."""
         columns = self.head_logs[..., None, block.columns]
-        log_p = self.scoring.log_p(self.products(block), columns, self._own_blind.block(block))
+        log_p = self.scoring.log_p(self.products(block), columns, self._own_places.block(block))
         return torch.where(self.alive[..., None, block.rows, None], log_p, -math.inf)
 
     def log_p_of_sink(self, block: Block) -> Tensor:

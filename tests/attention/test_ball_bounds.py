@@ -19,6 +19,7 @@ from meanfield.attention.kernels.kernel import At, Motion
 from meanfield.attention.sigmoid_ball import _Rows as sigmoid_rows
 from meanfield.attention.weights import Block
 from meanfield.lipschitz import local_lipschitz
+from meanfield.maps import linearize
 from meanfield.maps.map import ball_bounds
 from tests.attention import input_bounds_oracles as oracle
 from tests.attention.input_bounds_oracles import case
@@ -280,7 +281,7 @@ def test_blocks_under_sigmoids_change_by_no_more_than_each_is_said_to(points):
             off = torch.stack([matrices[:, :2, 2:], matrices[:, 2:, :2]], 1)
             share = 2 * torch.linalg.matrix_norm(off, 2) / (frames.unit * most[0, [0, 1], [1, 0]])
             assert (0.2 if eps < 1 else 0) < float(share.max()) <= 1 + 1e-9
-        fields, own = F.field_jacobians(batch), F.field_jacobians(mu)
+        fields, own = linearize(F, batch).field.to_dense(), linearize(F, mu).field.to_dense()
         for matrices, most in ((fields - own, rows.turning_change), (fields, rows.turning)):
             share = torch.linalg.matrix_norm(matrices, 2) / (frames.unit * most[0])
             assert float(share.max()) <= 1 + 1e-9

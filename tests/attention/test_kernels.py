@@ -18,6 +18,7 @@ from meanfield.attention import (
     normalizations,
 )
 from meanfield.attention.kernels.kernel import At, FeatureTransform, ModifiedKernel
+from meanfield.attention.tangent import AttentionTangent
 from meanfield.errors import NoDerivativeError
 from meanfield.lipschitz import local_lipschitz
 from meanfield.maps import linearize
@@ -215,10 +216,10 @@ def test_blocks_recomputed_are_the_matrices_kept(kernel, normalization, causal):
     case = make_case(kernel, normalization, causal=causal, seed=1, n=7)
     F, mu = library(case)
     for geometry in ("euclidean", "wasserstein"):
-        wanted = F.tangent(mu, geometry=geometry).as_linear_map().to_dense()
-        blocks = F.tangent(mu, geometry=geometry, memory=0, block_size=3)
+        wanted = AttentionTangent(F.weights(mu), geometry=geometry).as_linear_map().to_dense()
+        blocks = AttentionTangent(F.weights(mu), geometry=geometry, memory=0, block_size=3)
         is_map(blocks.as_linear_map(), wanted, 1e-12)
-        slopes = F.tangent(mu, geometry=geometry).field_jacobians()
+        slopes = AttentionTangent(F.weights(mu), geometry=geometry).field_jacobians()
         is_map(blocks.field_linear_map(), slopes, 1e-12)
 
 

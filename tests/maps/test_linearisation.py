@@ -93,21 +93,6 @@ def test_identity_diagonal_and_pointwise_maps():
     same(LinearMap.pointwise(blocks) @ (eye + J), whole @ (torch.eye(6, dtype=F64) + a))
 
 
-def test_scipy_sees_the_same_map():
-    J, a = random_map(0, batch=())
-    J = J.T @ J + LinearMap.identity(J.in_shape)
-    a = a.mT @ a + torch.eye(8, dtype=F64)
-    scipy = J.to_scipy()
-    x = np.arange(8.0)
-    np.testing.assert_allclose(scipy @ x, a.numpy() @ x)
-    np.testing.assert_allclose(scipy.T @ x, a.numpy().T @ x)
-    np.testing.assert_allclose(scipy @ np.eye(8), a.numpy())
-    K, b = random_map(1, batch=(1,))
-    np.testing.assert_allclose(K.to_scipy().rmatvec(np.ones(6)), b[0].numpy().T @ np.ones(6))
-    with pytest.raises(ValueError, match="expected one map, got a batch"):
-        random_map(0)[0].to_scipy()
-
-
 def test_maps_that_do_not_fit_are_refused():
     J, _ = random_map(0)
     K, _ = random_map(1, (2, 4), (3, 1))
