@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import final
 
 import torch
 from torch import Tensor
 
 from meanfield.attention.tangent import AttentionTangent
-from meanfield.linalg.blocks import Core, Metric, TokenBlocks
+from meanfield.linalg.blocks import Core, InDouble, Metric, TokenBlocks
 
 
 @final
 @dataclass(frozen=True, eq=False)
-class AttentionCore(Core):
+class AttentionCore(InDouble, Core):
     """Tᵢⱼ = Σ_h W^h (Mᵢⱼ V^h + Nᵢⱼ (vⱼ − rᵢ) uᵢⱼᵀ), uᵢⱼ = K^hᵀ q̃ᵢⱼ: values and keys move.
 
     G, N and M are attention weights with tilts, named as in `Matrices`. Keys move by k̇ⱼ = AⱼK ẋⱼ,
     see `Kernel.feature_slopes`, and q̃ᵢⱼ = Aⱼᵀqᵢ; what queries do stands on the diagonal of
-    `TokenBlocks`. All is in double precision. In sums of squares the means rᵢ are subtracted from
+    `TokenBlocks`. In sums of squares the means rᵢ are subtracted from
     values measured from vĵ, ĵ the largest weight of the row, so that nearly one-hot rows keep
     their digits.
 
@@ -48,12 +48,6 @@ class AttentionCore(Core):
     V: Tensor
     K: Tensor
     W: Tensor
-
-    def __post_init__(self) -> None:
-        for each in fields(self):
-            given = getattr(self, each.name)
-            if given is not None and given.is_floating_point():
-                object.__setattr__(self, each.name, given.detach().double())
 
     # --- products ---
 

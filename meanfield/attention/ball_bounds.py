@@ -62,7 +62,7 @@ def ball_bound(weights: Weights, epsilon: float | Tensor, *, splitting: bool = T
     motion = frames.motion(eps)
     for block in row_blocks(weights):
         rows = _Rows(frames, block, motion, eps, splitting)
-        part.add(block, rows, weights.log_ratios(block))
+        part.add(block, rows, weights)
     change = norm_from_above(part.change) + part.turning_change.amax(-1)
     by_columns = (0.5 * part.columns.amax(-1)).exp().sum(-1) + part.turning.amax(-1)
     unknown, unit = torch.full_like(change, math.inf), frames.unit
@@ -80,8 +80,10 @@ class _Parts:
         self.turning_change = queries.new_zeros((*batch, n))  # s
         self.turning, self.displacement = (torch.zeros_like(self.turning_change) for _ in range(2))
 
-    def add(self, block: Block, rows: _Rows, ratios: Tensor) -> None:
-        n = ratios.shape[-1]  # a null key, behind, does not move: it counts in rows alone
+    def add(self, block: Block, rows: _Rows, weights: Weights) -> None:
+        own = torch.where(weights.alive, weights.log_weights, 0.0)
+        ratios = (own[..., block.rows, None] - own[..., None, :])[..., None, :, :]  # log(aᵢ/aⱼ)
+        n = weights.n  # a null key, behind, does not move: it counts in rows alone
         logs = 0.5 * ratios + rows.log_averaging_change[..., :n]
         self.change[..., block.rows, :] = logs.logsumexp(-3)
         logs = rows.log_densest[..., :n] + ratios + rows.tau.log()[..., None]

@@ -146,11 +146,6 @@ class AttentionTangent:
         return flat.unflatten(0, (*self.batch_shape, self.weights.parameters.n_heads))
 
     @cached_property
-    def _absent(self) -> Tensor:
-        """Which atoms have no mass, ``(*batch, 1, n, 1)``."""
-        return (self.weights.log_weights == -math.inf)[..., None, :, None]
-
-    @cached_property
     def _half_logs(self) -> Tensor | None:
         """ρ = ½ log a, (B, n, 1), where τᵢⱼ = e^{ρᵢ−ρⱼ} is not 1; 0 for absent atoms."""
         logs = self.weights.log_weights
@@ -159,15 +154,6 @@ class AttentionTangent:
         half = torch.where(logs > -math.inf, 0.5 * logs, 0.0)[..., None, :]
         wide = half.expand(*self.batch_shape, self.weights.parameters.n_heads, self.weights.n)
         return wide.reshape(-1, self.weights.n, 1)
-
-    @property
-    def _has_gain(self) -> bool:
-        """Whether E is not 1."""
-        return self.weights.scoring.has_gain
-
-    @property
-    def _is_shifted(self) -> bool:
-        return self.weights.normalization.is_softmax and not self._has_gain
 
     @cached_property
     def blocks(self) -> list[Block]:
@@ -192,7 +178,8 @@ class AttentionTangent:
         """The data of all rows, see `_Rows`."""
         q, v = self.q, self.v
         entries = sum(b.n_rows * b.n_columns for b in self.blocks)
-        matrices = (1 + (self._half_logs is not None)) * (1 + self._has_gain)
+        scoring, normalization = self.weights.scoring, self.weights.normalization
+        matrices = (1 + (self._half_logs is not None)) * (1 + scoring.has_gain)
         keep = len(q) * entries * matrices * q.element_size() <= self.memory
         # Made before the blocks: small tensors that survive between the large ones of the blocks
         # would keep the allocator from using their memory again.
@@ -203,20 +190,23 @@ class AttentionTangent:
         for block in self.blocks:
             i, j = block
             logits, gain = self._logits(block)
-            top, log_sum = self._log_sums(logits, block)
+            top, log_sum = normalization.log_sums(logits)
+            # So P is 0 where a row is absent or sees no mass.
+            blind = ~self.weights.alive[..., None, i, None] | (log_sum == -math.inf)
+            top, log_sum = flat(top), flat(log_sum.masked_fill_(blind, math.inf))
             tops[:, i], log_sums[:, i] = top, log_sum
             log_p = flat(logits).sub_(top).sub_(log_sum)
-            if self._is_shifted:
+            if scoring.is_tilted:
                 most[:, i] = log_p.argmax(-1, keepdim=True).add_(j.start)
-            if self.weights.normalization.divides:
+            if normalization.divides:
                 means[:, i] = torch.bmm(log_p.exp(), v[:, j])
             if keep:
                 kept.append(self._matrices(block, log_p.clone(), gain))
         tilts = None
         if self._half_logs is not None:
             tilts = (self._half_logs - self._half_logs.gather(1, most)).exp()
-        most_or_none = most if self._is_shifted else None
-        return _Rows(means, tops, log_sums, most_or_none, tilts, kept if keep else None)
+        shift = most if scoring.is_tilted else None
+        return _Rows(means, tops, log_sums, shift, tilts, kept if keep else None)
 
     def _logits(self, block: Block) -> tuple[Tensor, Tensor | None]:
         """log aⱼψ of a block in a buffer, ``(*batch, H, rows, columns)``, and E, (B, ·, ·)."""
@@ -224,12 +214,6 @@ class AttentionTangent:
         products = self._headed(torch.bmm(q, k.mT, out=self._buffer(0, block)))
         logits, gain = self.weights.logits_and_gain(block, products)
         return logits, None if gain is None else flat(gain)
-
-    def _log_sums(self, logits: Tensor, block: Block) -> tuple[Tensor, Tensor]:
-        """log Σ of the rows in two parts, see `_Rows`; so P is 0 where a row sees no mass."""
-        tops, sums = self.weights.normalization.log_sums(logits)
-        blind = self._absent[..., block.rows, :] | (sums == -math.inf)
-        return flat(tops), flat(sums.masked_fill_(blind, math.inf))
 
     def _matrices(self, block: Block, log_p: Tensor, gain: Tensor | None) -> Matrices:
         """G, N and M; overwrites log P."""
@@ -412,9 +396,6 @@ class AttentionTangent:
         par, kernel = self.weights.parameters, self.weights.kernel
         points, positions = self.weights.points.detach(), self.weights.positions
         units = torch.eye(points.shape[-1], dtype=points.dtype, device=points.device)
-        if kernel.is_linear:  # those of d atoms, wherever they are
-            q, k, v, *_ = kernel.push(At(par, units, None), units).folded(0.0)
-            return q[None, :, None], k[None, :, None], v[None, :, None]
         points = points.reshape(-1, *points.shape[-2:])
         if positions is not None:
             positions = positions.reshape(points.shape[:-1])

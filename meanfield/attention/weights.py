@@ -444,11 +444,6 @@ class Weights:
             return self.log_p(block), None
         return self.log_p(block), self.logits_and_gain(block, self.products(block))[1]
 
-    def log_ratios(self, block: Block) -> Tensor:
-        """log(aᵢ/aⱼ), ``(*batch, 1, rows, columns)``; absent atoms count as of mass 1."""
-        logs = torch.where(self.alive, self.log_weights, 0.0)
-        return (logs[..., block.rows, None] - logs[..., None, block.columns])[..., None, :, :]
-
     # --- queries at other points ---
 
     def queries(self, points: Tensor, positions: Tensor | None) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
@@ -15,8 +15,18 @@ _IN_RANGE = 1e-50, 1e50
 _PAIR_ENTRIES, _GRAM_ENTRIES = 2**23, 2**24
 
 
+class InDouble:
+    """A frozen dataclass whose numbers are in double precision and carry no gradient."""
+
+    def __post_init__(self) -> None:
+        for each in fields(self):  # type: ignore[arg-type]
+            given = getattr(self, each.name)
+            if isinstance(given, Tensor) and given.is_floating_point():
+                object.__setattr__(self, each.name, given.detach().double())
+
+
 @dataclass(frozen=True, eq=False)
-class Metric:
+class Metric(InDouble):
     """BⱼBⱼᵀ = scaleⱼ · base baseᵀ − lessⱼ · yⱼyⱼᵀ, as the derivatives of normalisations have it.
 
     Attributes:
@@ -30,10 +40,6 @@ class Metric:
     base: Tensor
     less: Tensor
     along: Tensor
-
-    def __post_init__(self) -> None:
-        for name in ("scale", "base", "less", "along"):
-            object.__setattr__(self, name, getattr(self, name).detach().double())
 
 
 class Core(ABC):
@@ -82,7 +88,7 @@ class Core(ABC):
 
 
 @dataclass(frozen=True, eq=False)
-class TokenBlocks:
+class TokenBlocks(InDouble):
     """Jᵢⱼ = LᵢTᵢⱼRⱼ + δᵢⱼDᵢ: maps of tokens one by one round one that joins them.
 
     Such maps compose and add as long as at most one of them joins tokens: a block of a
@@ -94,8 +100,6 @@ class TokenBlocks:
         left: L, (n, e, ·); None is the identity.
         right: R, (n, ·, d); None is the identity.
         metric: of RⱼRⱼᵀ where there is an R, and of DⱼDⱼᵀ where there is no core, if it is known.
-
-    All are in double precision, whatever they come in.
     """
 
     diagonal: Tensor
@@ -103,11 +107,6 @@ class TokenBlocks:
     left: Tensor | None = None
     right: Tensor | None = None
     metric: Metric | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("diagonal", "left", "right"):
-            given = getattr(self, name)
-            object.__setattr__(self, name, None if given is None else given.detach().double())
 
     # --- the algebra; None where the result is not of this kind ---
 

@@ -208,7 +208,7 @@ def _value_and_residual(
     forth = linear_map.matvec(v).flatten(-2)
     length = lengths_in_range(forth)
     if not are_in_range(length):
-        # Products in the middle of the number range: a power of two takes nothing from v.
+        # Rescaled by a power of two, which is exact, so that no square leaves the number range.
         scale, measure = _power_towards_one(upper), lengths
         forth = finite(linear_map.matvec(scale[..., None, None] * v).flatten(-2))
         forth, length = normalised(forth)

@@ -76,7 +76,7 @@ class LinearMap:
         """A map of displacements of these points, by products.
 
         Args:
-            points: ``(*batch, n, d)``: their shape, dtype and device are meant.
+            points: ``(*batch, n, d)``: gives shape, dtype and device; values are not read.
             matvec: ε ``(*batch, n, d)`` ↦ Jε ``(*batch, n, out_dim)``.
             rmatvec: ζ ↦ Jᵀζ, the other way.
             out_dim: d by default.

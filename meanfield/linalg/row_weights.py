@@ -18,13 +18,14 @@ from meanfield.linalg.evidence import Candidate, proved
 from meanfield.linalg.krylov import Lanczos
 from meanfield.linalg.linear_map import LinearMap
 from meanfield.linalg.solvers import NormSolver
+from meanfield.linalg.vectors import units
 
 _logger = logging.getLogger(__name__)
 
 # Power steps for the top direction of each row, each round and in the first.
 _STEPS, _FIRST_STEPS = 2, 8
-# Length of what is added to the top directions before each round.
-_STIRRED = 0.1
+# Length of the noise that is added to the top eigenvectors before each round.
+_NOISE = 0.1
 # It ends when so many rounds together have gained less than this.
 _PATIENCE, _GAIN = 3, 0.02
 # So many rounds between two looks at a device: it makes up to three in vain.
@@ -151,7 +152,9 @@ def certain_block_upper(linear_map: LinearMap) -> Tensor:
     Their Gram matrices are shown to be below a multiple of the identity, unless the Frobenius norm
     of one already is below that of the largest.
     """
-    dense = linear_map.to_dense().flatten(0, -3).double()
+    matrices = linear_map.to_dense().double()
+    unit = units(matrices.flatten(-3))[..., None, None]  # of each map: squares stay in range
+    dense = (matrices / unit).flatten(0, -3)
     gram = dense @ dense.mT if dense.shape[-2] < dense.shape[-1] else dense.mT @ dense
     m, eps = gram.shape[-1], torch.finfo(dense.dtype).eps
     slack = 2 * sum(dense.shape[-2:]) * eps * dense.square().sum((-2, -1))
@@ -165,7 +168,8 @@ def certain_block_upper(linear_map: LinearMap) -> Tensor:
     top[left] = top_eigenvalues(gram[left]) + slack[left]
     top = torch.maximum(least, top.reshape(by_map.shape).amax(-1))
     up = 1 + 2 * torch.finfo(linear_map.dtype).eps
-    return (up * top.sqrt()).to(linear_map.dtype).reshape(linear_map.batch_shape[:-1])
+    found = unit.flatten() * top.sqrt()
+    return (up * found.to(linear_map.dtype)).reshape(linear_map.batch_shape[:-1])
 
 
 class _Search:
@@ -204,10 +208,10 @@ class _Search:
         if self.done:
             self._update()
         s = torch.where(self.weights > 0, 1 / self.weights, 0.0)
-        # A little of all directions: with new weights another one may have come to the top.
+        # A tenth of noise: under new weights another eigenvector may be the largest.
         length = torch.linalg.vector_norm(self.x, dim=-1, keepdim=True)
         self.x = self.x / torch.where(length > 0, length, 1.0)
-        self.x = self.x + _STIRRED * (draw / draw.shape[-1] ** 0.5)
+        self.x = self.x + _NOISE * (draw / draw.shape[-1] ** 0.5)
         for _ in range(_STEPS if self.done else _FIRST_STEPS):
             squares = torch.cat([self._step(s, rows) for rows in self.parts])
         self.columns = ((s * squares).sum(-1, keepdim=True) * self.weights).sum(0)

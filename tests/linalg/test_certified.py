@@ -509,6 +509,9 @@ def test_atoms_that_a_frobenius_norm_rules_out_do_not_hide_the_largest():
     found = certain_block_upper(LinearMap.pointwise(batch[..., None, :, :]))
     assert found.tolist() == pytest.approx([1.0, 2.0, 0.0], rel=1e-11)
     assert bool((found >= torch.tensor([1.0, 2.0, 0.0])).all())
+    for power in (-900, -540, 520, 900):
+        found = certain_block_upper(LinearMap.pointwise(2.0**power * matrices[..., None, :, :]))
+        assert 1.0 <= float(found) / 2.0**power <= 1 + 1e-11
     generator = torch.Generator().manual_seed(0)
     wide = torch.randn(5, 30, 1, 7, 9, generator=generator, dtype=torch.float64)
     norms = torch.linalg.matrix_norm(wide, 2)[..., 0].amax(-1)
