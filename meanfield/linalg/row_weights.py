@@ -14,7 +14,7 @@ from torch import Tensor
 from meanfield.checks import count, is_host
 from meanfield.linalg.blocks import TokenBlocks
 from meanfield.linalg.certain import top_eigenvalues
-from meanfield.linalg.evidence import Candidate, proved
+from meanfield.linalg.evidence import Candidate
 from meanfield.linalg.krylov import Lanczos
 from meanfield.linalg.linear_map import LinearMap
 from meanfield.linalg.solvers import NormSolver
@@ -134,15 +134,6 @@ class Certified(NormSolver):
                 if len(since) > _PATIENCE and best > (1 - _GAIN) * since[-1 - _PATIENCE]:
                     return kept
         return kept
-
-
-def certain_upper(linear_map: LinearMap) -> Tensor:
-    """An upper bound of the norm alone, ``(*batch,)``: that of `Certified` without an iteration.
-
-    Raises:
-        NotImplementedError: a map offers no blocks.
-    """
-    return proved(linear_map, Certified().weights(linear_map))
 
 
 @torch.no_grad()

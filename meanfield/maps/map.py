@@ -21,9 +21,10 @@ from meanfield.checks import name_of, without_autocast
 from meanfield.errors import NoDerivativeError
 from meanfield.habits import with_hints
 from meanfield.images import check_map
-from meanfield.linalg import Dense, operator_norm
+from meanfield.linalg import Certified, Dense, operator_norm
+from meanfield.linalg.evidence import proved
 from meanfield.linalg.norms import largest_block_norm
-from meanfield.linalg.row_weights import certain_block_upper, certain_upper
+from meanfield.linalg.row_weights import certain_block_upper
 from meanfield.maps.autodiff import Linearisation, check_geometry, linearize_by_autodiff
 from meanfield.measures import MeasureMap, ParticleMeasure, check_measure
 
@@ -351,7 +352,8 @@ def certain_norm(at: Linearisation) -> Tensor | None:
         return None
     if at.atoms.columns <= _FACTORED:
         return _factored(at)
-    return torch.maximum(certain_upper(at.atoms), certain_block_upper(at.field))
+    whole = proved(at.atoms, Certified().weights(at.atoms))
+    return torch.maximum(whole, certain_block_upper(at.field))
 
 
 def constant_upper(F: MeasureMap, mu: ParticleMeasure) -> Tensor:
