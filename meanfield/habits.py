@@ -70,7 +70,7 @@ def with_hints(function: _Called) -> _Called:
     known = set(named)
 
     @functools.wraps(function)
-    def told(*args: Any, **kwargs: Any) -> Any:
+    def hinted(*args: Any, **kwargs: Any) -> Any:
         if kwargs.keys() <= known:
             return function(*args, **kwargs)
         word = next(name for name in kwargs if name not in known)
@@ -78,7 +78,7 @@ def with_hints(function: _Called) -> _Called:
         listed = ", ".join(name for name in named if name not in ("self", "cls"))
         raise TypeError(f"{where}: expected some of {listed}, got {word}={_hint(word, known)}")
 
-    return told  # type: ignore[return-value]
+    return hinted  # type: ignore[return-value]
 
 
 def _hint(word: str, known: set[str]) -> str:

@@ -32,7 +32,7 @@ from meanfield.measures import MeasureMap, ParticleMeasure, check_measure
 # for particlewise maps up to this many entries of all blocks together (a few seconds).
 _FACTORED, _FACTORED_ENTRIES = 1024, 2**24
 
-# Members that only subclasses of `Map` may have: of other classes nobody would read them.
+# Other classes with these members are refused: they would be ignored.
 _DECLARED = {
     *("ball_bounds", "causal", "largest_logits", "linearisation", "local_upper", "particlewise"),
 }
@@ -255,12 +255,12 @@ def as_map(F: MeasureMap, name: str = "F") -> Map:
     if isinstance(F, Map):
         return F
     check_map(F, name)
-    told = sorted(_DECLARED.intersection(dir(F)))
-    if told:
+    declared = sorted(_DECLARED.intersection(dir(F)))
+    if declared:
         raise TypeError(
             f"{name}: expected a subclass of meanfield.Map, got {type(F).__name__}, which is none "
-            f"but has {', '.join(told)}; write class {type(F).__name__}(meanfield.Map), or pass "
-            "lambda mu: F(mu), which declares nothing"
+            f"but has {', '.join(declared)}; write class {type(F).__name__}(meanfield.Map), or "
+            "pass lambda mu: F(mu), which declares nothing"
         )
     return _Function(F)
 
