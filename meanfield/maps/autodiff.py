@@ -47,6 +47,10 @@ class Linearisation:
         """That of G∘F from those of G at F(μ) (`self`) and of F at μ (`other`)."""
         return Linearisation(self.atoms @ other.atoms, self.field @ other.field)
 
+    def assembled(self) -> Linearisation:
+        """By its matrices."""
+        return Linearisation(self.atoms.assembled(), self.field.assembled())
+
 
 def check_geometry(geometry: str) -> None:
     """Refuse anything but "wasserstein" and "euclidean"."""

@@ -21,7 +21,7 @@ from meanfield.checks import name_of, without_autocast
 from meanfield.errors import NoDerivativeError
 from meanfield.habits import with_hints
 from meanfield.images import check_map
-from meanfield.linalg import Certified, Dense, operator_norm
+from meanfield.linalg import Certified, Dense, NormSolver, operator_norm
 from meanfield.linalg.evidence import proved
 from meanfield.linalg.norms import largest_block_norm
 from meanfield.linalg.row_weights import certain_block_upper
@@ -351,7 +351,7 @@ def certain_norm(at: Linearisation) -> Tensor | None:
     if not has_blocks(at):
         return None
     if at.atoms.columns <= _FACTORED:
-        return _factored(at)
+        return norm_upper(at)
     whole = proved(at.atoms, Certified().weights(at.atoms))
     return torch.maximum(whole, certain_block_upper(at.field))
 
@@ -369,7 +369,11 @@ def constant_upper(F: MeasureMap, mu: ParticleMeasure) -> Tensor:
     alone, size = F.particlewise, mu.log_weights.numel() * mu.dim
     small = size * mu.dim <= _FACTORED_ENTRIES if alone else is_small(mu)
     at = derivative_if_any(F, mu) if small else None
-    return F.local_upper(mu) if at is None else _factored(at, alone)
+    if at is None:
+        return F.local_upper(mu)
+    if alone:  # both components are one
+        return largest_block_norm(at.field, solver=Dense(), strict=False)[0].upper
+    return norm_upper(at)
 
 
 def is_small(mu: ParticleMeasure) -> bool:
@@ -377,9 +381,9 @@ def is_small(mu: ParticleMeasure) -> bool:
     return mu.n_particles * mu.dim <= _FACTORED
 
 
-def _factored(at: Linearisation, alone: bool = False) -> Tensor:
-    if alone:
-        return largest_block_norm(at.field, solver=Dense(), strict=False)[0].upper
-    whole = operator_norm(at.atoms, solver=Dense(), strict=False)
-    field, _ = largest_block_norm(at.field, solver=Dense(), strict=False, beside=whole.value)
+def norm_upper(at: Linearisation, solver: NormSolver | None = None) -> Tensor:
+    """An upper end of both components, ``(*batch,)``; they are factored without a solver."""
+    whole = operator_norm(at.atoms, solver=solver or Dense(), strict=False)
+    blocks = None if solver else Dense()
+    field, _ = largest_block_norm(at.field, solver=blocks, strict=False, beside=whole.value)
     return torch.maximum(whole.upper, field.upper)
