@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,8 +18,6 @@ from meanfield.linalg.krylov import Lanczos
 from meanfield.linalg.linear_map import LinearMap
 from meanfield.linalg.solvers import NormSolver
 from meanfield.linalg.vectors import units
-
-_logger = logging.getLogger(__name__)
 
 # Power steps for the top direction of each row, each round and in the first.
 _STEPS, _FIRST_STEPS = 2, 8
@@ -122,17 +119,14 @@ class Certified(NormSolver):
 
     def _improved(self, blocks: TokenBlocks) -> Tensor:
         """The best weights found, (n, n)."""
-        search, best = _Search(blocks), math.inf
-        kept, since = search.weights, list[float]()
-        while len(since) < self.rounds:
-            for estimate, weights in search.rounds(self.rounds - len(since)):
-                if estimate < best:
-                    best, kept = estimate, weights
-                since.append(best)
-                if len(since) % 10 == 0:
-                    _logger.info("certified norm: round %d, bound about %.4g", len(since), best)
-                if len(since) > _PATIENCE and best > (1 - _GAIN) * since[-1 - _PATIENCE]:
-                    return kept
+        search, best, since = _Search(blocks), math.inf, list[float]()
+        kept = search.weights
+        for estimate, weights in search.rounds(self.rounds):
+            if estimate < best:
+                best, kept = estimate, weights
+            since.append(best)
+            if len(since) > _PATIENCE and best > (1 - _GAIN) * since[-1 - _PATIENCE]:
+                break
         return kept
 
 
@@ -186,13 +180,15 @@ class _Search:
         self.done = 0
 
     def rounds(self, most: int) -> Iterator[tuple[float, Tensor]]:
-        """Estimates and weights of the next round, or on a device of the next few."""
-        count = min(most, 1 if is_host(self.x.device) else _UNSEEN)
+        """Estimates and weights of each round; on a device a few are made before one is seen."""
         settings: Any = {"generator": self.generator, "dtype": torch.float64}
-        draws = torch.stack([torch.randn(self.x.shape, **settings) for _ in range(count)])
-        tried = [(self._round(draw), self.weights) for draw in draws.to(self.x)]
-        estimates = torch.stack([estimate for estimate, _ in tried]).tolist()
-        return zip(estimates, (weights for _, weights in tried), strict=True)
+        step = 1 if is_host(self.x.device) else _UNSEEN
+        for start in range(0, most, step):
+            few = range(start, min(start + step, most))
+            draws = torch.stack([torch.randn(self.x.shape, **settings) for _ in few])
+            tried = [(self._round(draw), self.weights) for draw in draws.to(self.x)]
+            estimates = torch.stack([estimate for estimate, _ in tried]).tolist()
+            yield from zip(estimates, (weights for _, weights in tried), strict=True)
 
     def _round(self, draw: Tensor) -> Tensor:
         """An estimate of the bound for the next weights: from below, by power steps."""
