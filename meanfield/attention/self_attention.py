@@ -165,7 +165,7 @@ class SelfAttention(Map):
     @without_autocast
     def plan(self, mu: ParticleMeasure) -> Plan:
         """The Sinkhorn plan with its potentials and how well the marginals are met."""
-        plan = self.normalization.plan(self._bare_weights(mu))
+        _, plan = self._planned(mu)
         if plan is None:
             raise ValueError(
                 f"plan: expected the normalisation sinkhorn, got {self.normalization}"
@@ -174,26 +174,20 @@ class SelfAttention(Map):
 
     def weights(self, mu: ParticleMeasure) -> Weights:
         """The attention weights between the atoms of μ, a block of rows at a time."""
-        weights = self._bare_weights(mu)
-        plan = self.normalization.plan(weights)
-        return weights if plan is None else replace(weights, potentials=plan.potentials)
+        return self._planned(mu)[0]
 
     # --- what the layer declares, see `meanfield.Map` ---
 
     def linearisation(self, mu: ParticleMeasure, *, geometry: str = "euclidean") -> Linearisation:
         """The derivative of the atoms, and of the field at each atom."""
         check_geometry(geometry)
-        own = self.normalization
-        weights = self._bare_weights(mu)
+        weights, plan = self._planned(mu)
         self._refuse_undefined(mu)
-        plan = own.plan(weights)
         if plan is not None and not bool(plan.converged.all()):
             # The implicit derivative assumes that the potentials solve their equation.
             return linearize_by_autodiff(self, mu, geometry=geometry)
-        if plan is not None:
-            weights = replace(weights, potentials=plan.potentials)
         tangent = AttentionTangent(weights, geometry)
-        atoms = own.linear_map(tangent)
+        atoms = self.normalization.linear_map(tangent)
         if plan is None:  # potentials move as well, and join tokens in another way
             atoms = replace(atoms, blocks=cache(partial(attention_blocks, tangent)))
         return Linearisation(atoms, tangent.field_linear_map())
@@ -285,10 +279,12 @@ class SelfAttention(Map):
 
     # --- inside ---
 
-    def _bare_weights(self, mu: ParticleMeasure) -> Weights:
+    def _planned(self, mu: ParticleMeasure) -> tuple[Weights, Plan | None]:
         self._check(mu)
         rows = self.normalization.rows
-        return Weights.of(self.parameters, self.kernel, rows, mu, causal=self.causal)
+        weights = Weights.of(self.parameters, self.kernel, rows, mu, causal=self.causal)
+        plan = self.normalization.plan(weights)
+        return weights if plan is None else replace(weights, potentials=plan.potentials), plan
 
     def _attend(self, weights: Weights, queries: Tensor, positions: Tensor | None) -> Tensor:
         """Γ for queries ``(*batch, H, m, k)``."""

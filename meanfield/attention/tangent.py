@@ -192,7 +192,8 @@ class AttentionTangent:
             logits, gain = self._logits(block)
             top, log_sum = normalization.log_sums(logits)
             # So P is 0 where a row is absent or sees no mass.
-            blind = ~self.weights.alive[..., None, i, None] | (log_sum == -math.inf)
+            absent = self.weights.log_weights[..., None, i, None] == -math.inf
+            blind = absent | (log_sum == -math.inf)
             top, log_sum = flat(top), flat(log_sum.masked_fill_(blind, math.inf))
             tops[:, i], log_sums[:, i] = top, log_sum
             log_p = flat(logits).sub_(top).sub_(log_sum)
@@ -362,33 +363,49 @@ class AttentionTangent:
         atoms close together keep their digits.
         """
         k, v = self.k, self.v
+        if self._all_away is not None:
+            (block,), ((_, (g, _, _)),) = self.blocks, self.matrices()
+            return _row_by_row(self._all_away.mT, g[..., None] * self._from_most(k, block))
         out = k.new_empty(*k.shape[:-1], v.shape[-1], k.shape[-1])
         for block, matrices in self.matrices():
             # The differences take k + v times the memory of P: a few rows at a time.
-            per_row = len(k) * block.n_columns * (k.shape[-1] + v.shape[-1])
-            step = max(1, _DIFFERENCES // max(1, per_row))
+            step = max(1, _DIFFERENCES // max(1, self._per_row(block)))
             for start in range(block.rows.start, block.rows.stop, step):
                 part = slice(start, min(start + step, block.rows.stop))
                 of_block = slice(part.start - block.rows.start, part.stop - block.rows.start)
                 g = matrices.queries[:, of_block]
-                dv, dk = self._differences(g, Block(part, block.columns))
-                out[:, part] = _row_by_row(dv.mT, g[..., None] * dk)
+                few = Block(part, block.columns)
+                dk = g[..., None] * self._from_most(k, few)
+                out[:, part] = _row_by_row(self._away(g, few).mT, dk)
         return out
 
-    def _differences(
-        self, g: Tensor, block: Block, heads: slice = slice(None)
-    ) -> tuple[Tensor, Tensor]:
-        """vⱼ − rᵢ and kⱼ − k_ĵ of a few rows, (B, rows, columns, ·)."""
-        k, v = self.k[heads, None, block.columns], self.v[heads, None, block.columns]
-        most = self._most(block)
+    def _per_row(self, block: Block) -> int:
+        """Entries of the differences of a row."""
+        return len(self.k) * block.n_columns * (self.k.shape[-1] + self.v.shape[-1])
+
+    @cached_property
+    def _all_away(self) -> Tensor | None:
+        """vⱼ − rᵢ of all rows where they are few, for `covariances` and `dense`."""
+        kept, (block, *others) = self.rows.kept, self.blocks
+        if kept is None or others or self._per_row(block) * self.weights.n > _DIFFERENCES:
+            return None
+        return self._away(kept[0].queries, block)
+
+    def _from_most(self, t: Tensor, block: Block, heads: slice = slice(None)) -> Tensor:
+        """tⱼ − t_ĵ of a few rows, (B, rows, columns, ·); tⱼ where rows are not shifted."""
+        own, most = t[heads, block.columns], self._most(block)
         if most is None:
-            return v - self.rows.means[heads, block.rows, None], k
-        most = most[heads]
-        dv, dk = (
-            t - t[:, 0].gather(1, most.expand(-1, -1, t.shape[-1]))[:, :, None] for t in (v, k)
-        )
+            return own[:, None]
+        most = most[heads].expand(-1, -1, t.shape[-1])
+        return own[:, None] - own.gather(1, most)[:, :, None]
+
+    def _away(self, g: Tensor, block: Block, heads: slice = slice(None)) -> Tensor:
+        """vⱼ − rᵢ of a few rows, (B, rows, columns, v)."""
+        v = self._from_most(self.v, block, heads)
+        if self.rows.most is None:
+            return v - self.rows.means[heads, block.rows, None]
         # rᵢ − v_ĵ as a mean of differences: it is tiny where row i is nearly one-hot at ĵ.
-        return dv - _row_by_row(g[:, :, None], dv), dk
+        return v - _row_by_row(g[:, :, None], v)
 
     @cached_property
     def _unit_pushes(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -396,6 +413,9 @@ class AttentionTangent:
         par, kernel = self.weights.parameters, self.weights.kernel
         points, positions = self.weights.points.detach(), self.weights.positions
         units = torch.eye(points.shape[-1], dtype=points.dtype, device=points.device)
+        if kernel.is_linear:  # those of d atoms, wherever they are
+            q, k, v, *_ = kernel.push(At(par, units, None), units).folded(0.0)
+            return q[None, :, None], k[None, :, None], v[None, :, None]
         points = points.reshape(-1, *points.shape[-2:])
         if positions is not None:
             positions = positions.reshape(points.shape[:-1])
@@ -437,7 +457,7 @@ class AttentionTangent:
         n_heads = self.weights.parameters.n_heads
         heads = slice(part.start * n_heads, part.stop * n_heads)
         g, n, m = (t[heads] for t in matrices)
-        dv, _ = self._differences(g, block, heads)
+        dv = self._away(g, block, heads) if self._all_away is None else self._all_away[heads]
         _, k_dot, v_dot = (t if len(t) == 1 else t[part] for t in self._unit_pushes)
         # ⟨qᵢ, k̇ⱼ⟩ for unit displacements of atom j: (b, H, j or 1, i, d).
         turned = self._per_batch(self.q[heads])[:, :, None] @ k_dot.mT

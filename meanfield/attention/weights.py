@@ -232,8 +232,8 @@ class Scoring:
     def _blind(self, logits: Tensor, log_columns: Tensor, places: Places) -> Tensor | None:
         """Rows that see no mass, (..., m, 1), or None where there are none."""
         rows = self.normalization
-        sees_all = self.sees_all and self.position_bias is None and rows.log_psi is None
-        if sees_all or not rows.divides:
+        hides = places.rows is not None and not (self.sees_all and self.position_bias is None)
+        if not rows.divides or not (hides or rows.log_psi is not None):
             return None
         blind = logits.detach().amax(-1, keepdim=True) == -math.inf
         if is_recorded(blind):

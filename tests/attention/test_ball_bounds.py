@@ -177,6 +177,20 @@ def test_the_bounds_of_other_kernels_hold_in_the_ball(name):
         assert float(torch.linalg.matrix_norm(change, 2).max()) <= float(near.change) * (1 + 1e-9)
 
 
+def test_queries_that_follow_the_scale_move_as_it_does_whatever_they_are_normalised_of():
+    """Inside another normalisation they come without the scale, which must not be taken again."""
+    kernel = kernels.qk_norm(eps=0.1, inner=kernels.cosine(0.5, eps=0.1))
+    points, one = case(5)[1].points, torch.tensor(0.3, dtype=F64)
+    d = points.shape[-1]
+    eye, found = torch.eye(d, dtype=F64), []
+    for scale in (0.5, 3.0):
+        par = AttentionParameters(eye, eye, eye, scale=scale)
+        queries, _ = kernel.motion(At(par, points, None), one)
+        found.append([*queries, kernel.feature_sizes(par, 2.0).query_slope])
+    for small, large in zip(*found, strict=True):
+        torch.testing.assert_close(large, 6 * small)
+
+
 @pytest.mark.parametrize("name", ["dot product", *KERNELS])
 def test_queries_and_keys_move_turn_and_bend_no_more_than_a_kernel_says(name):
     """Alone: in the bound of a layer another term may hide one that is too small."""

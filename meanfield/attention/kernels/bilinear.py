@@ -24,6 +24,7 @@ from meanfield.attention.parameters import AttentionParameters
 class DotProduct(Kernel):
     """scale · ⟨Qx + b_Q, Ky + b_K⟩ ([CAP24] Definition 2.1)."""
 
+    is_linear = True
     score = Score("dot product")
 
     def features(
@@ -67,9 +68,9 @@ class DotProduct(Kernel):
 
     def feature_slopes(self, at: At) -> tuple[Tensor, Tensor]:
         """The identity, twice: keys move by Kẋ, and queries by Q̃ẋ."""
-        width, points = at.parameters.key.shape[-2], at.points
-        eye = torch.eye(width, dtype=points.dtype, device=points.device)
-        eye = eye.reshape(*[1] * points.ndim, width, width)
+        width = at.parameters.key.shape[-2]
+        eye = torch.eye(width, dtype=at.points.dtype, device=at.points.device)
+        eye = eye.expand(*at.points.shape[:-2], 1, 1, width, width)
         return eye, eye
 
     def motion(self, at: At, radius: Tensor) -> tuple[Motion, Motion]:

@@ -30,8 +30,8 @@ from meanfield.linalg.vectors import units
 class NormalisedFeatures(FeatureTransform):
     """q ↦ g_q ∘ q/‖q‖ and k ↦ g_k ∘ k/‖k‖, with ‖·‖ a length or a root mean square, and eps.
 
-    Made by `cosine` and `qk_norm`, of the inner queries without the layer's scale. At eps = 0 the
-    derivative is 1/‖q‖, without bound near q = 0; a query or key that is 0 stays 0, and has none.
+    Made by `cosine` and `qk_norm`. At eps = 0 the derivative is 1/‖q‖, without bound near q = 0;
+    a query or key that is 0 stays 0, and has none.
 
     Attributes:
         query_gain: g_q, a number or a tensor that broadcasts to (H, 1, k).
@@ -70,7 +70,7 @@ class NormalisedFeatures(FeatureTransform):
 
     def turn(self, at: At, features: Features) -> Features:
         """Unit vectors times the gains."""
-        q = features.q / at.parameters.scale[:, None, None]
+        q = features.q / self._inner_scale(at.parameters)
         q_gain, k_gain = self._gains(at.parameters)
         return features._replace(
             q=q_gain * q * self._inverse_length(q),
@@ -89,17 +89,18 @@ class NormalisedFeatures(FeatureTransform):
             found.append(each.amax((-2, -1)) if each.ndim == 3 else each.amax())
         q_gain, k_gain = found
         scale = parameters.scale.abs()
+        before = scale if self.inner.is_scaled else 1.0
         return FeatureSizes(
             (q_gain * length).expand_as(scale),
             (k_gain * length).expand_as(scale),
-            q_gain * inner.query_slope / scale / self.eps**0.5,
+            q_gain * inner.query_slope / before / self.eps**0.5,
             k_gain * inner.key_slope / self.eps**0.5,
             inner.bias,
         )
 
     def turn_push(self, at: At, features: Features, tangents: Features) -> Features:
         """The part of each tangent across its vector, over the length."""
-        scale = at.parameters.scale[:, None, None]
+        scale = self._inner_scale(at.parameters)
         q_gain, k_gain = self._gains(at.parameters)
         return tangents._replace(
             q=q_gain * self._across(features.q / scale, tangents.q / scale),
@@ -108,12 +109,21 @@ class NormalisedFeatures(FeatureTransform):
 
     def turn_pull(self, at: At, features: Features, cotangents: Features) -> Features:
         """Its transpose: the projection is symmetric."""
-        scale = at.parameters.scale[:, None, None]
+        scale = self._inner_scale(at.parameters)
         q_gain, k_gain = self._gains(at.parameters)
         return cotangents._replace(
             q=self._across(features.q / scale, q_gain * cotangents.q) / scale,
             k=self._across(features.k, k_gain * cotangents.k),
         )
+
+    @property
+    def is_scaled(self) -> bool:  # type: ignore[override]
+        """Not if lengths are Euclidean: the temperature stands for the layer's scale."""
+        return self.rms
+
+    def _inner_scale(self, parameters: AttentionParameters) -> Tensor | float:
+        """What the inner queries are divided by, so that eps is added to lengths without it."""
+        return parameters.scale[:, None, None] if self.inner.is_scaled else 1.0
 
     def motion(self, at: At, radius: Tensor) -> tuple[Motion, Motion] | None:
         """From the least length in the ball, as for `meanfield.layers.RMSNorm`.
@@ -126,7 +136,7 @@ class NormalisedFeatures(FeatureTransform):
         if inner is None or self.inner.activation is not None:
             return None
         f, gains = self._inner_features(at), self._gains(at.parameters)
-        scale = at.parameters.scale[:, None, None]
+        scale = at.parameters.scale[:, None, None] if self.inner.is_scaled else None
         sides = zip((f.q, f.k), inner, (scale, None), gains, strict=True)
         q, k = (self._moved(*side) for side in sides)
         return q, k

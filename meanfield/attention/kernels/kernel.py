@@ -138,14 +138,18 @@ class Kernel:
     Attributes:
         needs_positions: whether `features`, `position_bias` or `reach` look at positions.
         reach: a row sees only columns less than this far from it in position.
+        is_linear: whether `push` is the same at all points and positions.
         score: what the score is a function of, for bounds that are proved for some scores only.
+        is_scaled: whether the layer's scale is a factor of the queries.
         takes_transforms: whether the score is a function of ⟨q, k⟩ alone, so that another kernel
             may rotate or normalise queries and keys.
     """
 
     needs_positions: bool = False
     reach: float = math.inf
+    is_linear: bool = False
     score: Score = Score("other")
+    is_scaled: bool = True
     takes_transforms: bool = True
 
     def __init_subclass__(cls) -> None:
@@ -155,6 +159,8 @@ class Kernel:
         for name in ("push", "pull", "feature_slopes", "motion", "bends", "is_shift_invariant"):
             if _place(cls, name) > _place(cls, "features"):
                 setattr(cls, name, getattr(Kernel, name))
+        if _place(cls, "is_linear") > min(_place(cls, "features"), _place(cls, "push")):
+            cls.is_linear = False
 
     def is_shift_invariant(self, parameters: AttentionParameters) -> bool:
         """Whether no score changes, nor any derivative asked for, when all points are shifted."""
@@ -185,9 +191,9 @@ class Kernel:
     def feature_slopes(self, at: At) -> tuple[Tensor, Tensor] | None:
         """Aⱼ and Bᵢ with k̇ⱼ = AⱼKẋⱼ and q̇ᵢ = BᵢQ̃ẋᵢ, K the key matrices and Q̃ = scale · Q.
 
-        Shapes ``(*batch, H, n, k′, k)``, with 1 for an axis on which they do not depend; k′ is the
-        width of the keys, with one more for the score biases if there are any. A kernel that gives
-        them promises also: v̇ⱼ = V ẋⱼ. None if they are unknown: only small maps are bounded then.
+        Shapes ``(*batch, H or 1, n or 1, k′, k)``, k′ the width of the keys, with one more for the
+        score biases if there are any. A kernel that gives them promises also: v̇ⱼ = V ẋⱼ. None if
+        they are not known: only small maps then have certain bounds.
         """
         return None
 
@@ -288,6 +294,8 @@ class ModifiedKernel(Kernel):
 
     needs_positions = _of_inner("needs_positions")
     reach = _of_inner("reach")
+    is_linear = _of_inner("is_linear")
+    is_scaled = _of_inner("is_scaled")
     takes_transforms = _of_inner("takes_transforms")
     activation = _of_inner("activation")
     curvature = _of_inner("curvature")
@@ -319,6 +327,8 @@ class FeatureTransform(ModifiedKernel):
     They are written by hand: with automatic differentiation in their place a product takes 3 to 10
     times as long for at most 128 atoms, and 1.3 to 2.4 times for 512.
     """
+
+    is_linear = False
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()

@@ -75,13 +75,19 @@ class Rotary(FeatureTransform):
                 f"rotary: expected an even number of coordinates to turn, at most the "
                 f"{features.q.shape[-1]} of a query, got {width}; give dim="
             )
-        numbers = self.frequencies or [self.base ** (-2 * m / width) for m in range(width // 2)]
-        frequencies = torch.as_tensor(numbers, dtype=positions.dtype, device=positions.device)
-        angles = self.length * positions[..., None, :, None] * frequencies
+        angles = (self.length * positions[..., None, :, None]) * self._frequencies(
+            width, positions
+        )
         cos, sin = angles.cos(), sign * angles.sin()
         return features._replace(
             q=self._turned(features.q, cos, sin), k=self._turned(features.k, cos, sin)
         )
+
+    def _frequencies(self, width: int, like: Tensor) -> Tensor:
+        numbers = self.frequencies
+        if numbers is None:
+            numbers = tuple(self.base ** (-2 * m / width) for m in range(width // 2))
+        return torch.as_tensor(numbers, dtype=like.dtype, device=like.device)
 
     def _turned(self, vectors: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         width, axis = 2 * cos.shape[-1], -1 if self.interleaved else -2
