@@ -103,8 +103,7 @@ def _iterated(
         reached = met(relative_error(residual, gap), residual, rtol)
         if ended or (process.products >= next_look and bool(reached[counting.flatten()].all())):
             upper = upper_end(sigma, process.steps, tangent)
-            ends, largest = (t.reshape(-1, blocks).amax(-1) for t in (upper, sigma))
-            if ended or bool((ends / (1 + upper_rtol) <= largest).all()):
+            if ended or _near(upper, sigma, upper_rtol, blocks):
                 break
             next_look = math.ceil(_LOOK_AGAIN * process.products)
     shape = linear_map.batch_shape
@@ -136,3 +135,9 @@ def _top_triples(process: Bidiagonalisation) -> tuple[Tensor, Tensor, Tensor, Te
         torch.cat(column).to(process.map.dtype) for column in zip(*parts, strict=True)
     )
     return sigma, residual, gap, coefficients
+
+
+def _near(upper: Tensor, sigma: Tensor, upper_rtol: float, blocks: int) -> bool:
+    """Whether the upper ends are near enough: of blocks, the largest end and the largest σ."""
+    upper, sigma = (t.reshape(-1, blocks).amax(-1) for t in (upper, sigma))
+    return upper_rtol == math.inf or bool((upper <= (1 + upper_rtol) * sigma).all())

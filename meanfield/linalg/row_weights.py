@@ -181,14 +181,16 @@ class _Search:
 
     def rounds(self, most: int) -> Iterator[tuple[float, Tensor]]:
         """Estimates and weights of each round; on a device a few are made before one is seen."""
-        settings: Any = {"generator": self.generator, "dtype": torch.float64}
         step = 1 if is_host(self.x.device) else _UNSEEN
         for start in range(0, most, step):
-            few = range(start, min(start + step, most))
-            draws = torch.stack([torch.randn(self.x.shape, **settings) for _ in few])
-            tried = [(self._round(draw), self.weights) for draw in draws.to(self.x)]
-            estimates = torch.stack([estimate for estimate, _ in tried]).tolist()
-            yield from zip(estimates, (weights for _, weights in tried), strict=True)
+            yield from self._few_rounds(min(step, most - start))
+
+    def _few_rounds(self, count: int) -> Iterator[tuple[float, Tensor]]:
+        settings: Any = {"generator": self.generator, "dtype": torch.float64}
+        draws = torch.stack([torch.randn(self.x.shape, **settings) for _ in range(count)])
+        tried = [(self._round(draw), self.weights) for draw in draws.to(self.x)]
+        estimates = torch.stack([estimate for estimate, _ in tried]).tolist()
+        return zip(estimates, (weights for _, weights in tried), strict=True)
 
     def _round(self, draw: Tensor) -> Tensor:
         """An estimate of the bound for the next weights: from below, by power steps."""
