@@ -127,7 +127,7 @@ def with_hints(function: _Called) -> _Called:
         most = sys.maxsize
 
     @functools.wraps(function)
-    def told(*args: Any, **kwargs: Any) -> Any:
+    def hinted(*args: Any, **kwargs: Any) -> Any:
         if kwargs.keys() <= known and len(args) <= most:
             return function(*args, **kwargs)
         where = function.__qualname__.removesuffix(".__init__")
@@ -143,7 +143,7 @@ def with_hints(function: _Called) -> _Called:
         listed = ", ".join(name for name in named if name not in ("self", "cls"))
         raise TypeError(f"{where}: expected some of {listed}, got {word}={hint}")
 
-    return told  # type: ignore[return-value]
+    return hinted  # type: ignore[return-value]
 
 
 def _sentence(rows: Iterable[tuple[str, str, str]], word: str, known: set[str]) -> str:

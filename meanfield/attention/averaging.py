@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import final
 
 import torch
 from torch import Tensor
 
 from meanfield.attention.tangent import AttentionTangent
-from meanfield.linalg.blocks import Core, Metric, TokenBlocks
-
-# Entries of the differences vⱼ − rᵢ and of their products that are held at once (float64: 64 MiB).
-_ENTRIES = 2**23
+from meanfield.linalg.blocks import Core, InDouble, Metric, TokenBlocks
 
 
 @final
 @dataclass(frozen=True, eq=False)
-class AttentionCore(Core):
+class AttentionCore(InDouble, Core):
     """Tᵢⱼ = Σ_h W^h (Mᵢⱼ V^h + Nᵢⱼ (vⱼ − rᵢ) uᵢⱼᵀ), uᵢⱼ = K^hᵀ q̃ᵢⱼ: values and keys move.
 
     G, N and M are attention weights with tilts, named as in `Matrices`. Keys move by k̇ⱼ = AⱼK ẋⱼ,
-    see `Kernel.key_slopes`, and q̃ᵢⱼ = Aⱼᵀqᵢ; what queries do stands on the diagonal of
-    `TokenBlocks`. All is in double precision. In sums of squares the means rᵢ are subtracted from
+    see `Kernel.feature_slopes`, and q̃ᵢⱼ = Aⱼᵀqᵢ; what queries do stands on the diagonal of
+    `TokenBlocks`. In sums of squares the means rᵢ are subtracted from
     values measured from vĵ, ĵ the largest weight of the row, so that nearly one-hot rows keep
     their digits.
 
@@ -53,35 +49,16 @@ class AttentionCore(Core):
     K: Tensor
     W: Tensor
 
-    def __post_init__(self) -> None:
-        for each in fields(self):
-            given = getattr(self, each.name)
-            if given is not None and given.is_floating_point():
-                object.__setattr__(self, each.name, given.detach().double())
-
-    @property
-    def n(self) -> int:  # type: ignore[override]
-        """Number of tokens."""
-        return self.v.shape[1]
-
-    @property
-    def out_dim(self) -> int:  # type: ignore[override]
-        """e."""
-        return self.W.shape[1]
-
-    @property
-    def in_dim(self) -> int:  # type: ignore[override]
-        """d."""
-        return self.V.shape[-1]
-
     # --- products ---
+
+    def entries(self, *, squares: bool) -> int:
+        """Of the differences vⱼ − rᵢ and of what they are multiplied with."""
+        H, n, v = self.v.shape
+        by_token = self.slopes.shape[1] > 1
+        return H * n * (v + self.K.shape[1] * (1 + v * squares * by_token))
 
     def back(self, x: Tensor, rows: slice) -> Tensor:
         """Tᵢⱼᵀxᵢ, (rows, n, d)."""
-        parts = [self._back(x[part], at) for part, at in self._chunks(rows)]
-        return torch.cat(parts)
-
-    def _back(self, x: Tensor, rows: slice) -> Tensor:
         z = x @ self.W  # (H, r, v)
         along = z @ self.v.mT - (z * self.means[:, rows]).sum(-1, keepdim=True)
         along = (self.keys[:, rows] * along).movedim(0, 1)
@@ -95,10 +72,6 @@ class AttentionCore(Core):
 
     def forth(self, y: Tensor, rows: slice) -> Tensor:
         """Σⱼ Tᵢⱼyᵢⱼ, (rows, e)."""
-        parts = [self._forth(y[part], at) for part, at in self._chunks(rows)]
-        return torch.cat(parts)
-
-    def _forth(self, y: Tensor, rows: slice) -> Tensor:
         means = self.values[:, rows].movedim(0, 1) @ y  # (r, H, d)
         heads = _by_head(means, self.V.mT).movedim(0, 1)
         q = self._turned(rows)
@@ -114,16 +87,13 @@ class AttentionCore(Core):
 
     def own(self, rows: slice) -> Tensor:
         """The blocks Tᵢᵢ, (rows, e, d)."""
-        parts = [self._own(at) for _, at in self._chunks(rows)]
-        return torch.cat(parts)
 
-    def _own(self, rows: slice) -> Tensor:
         def within(per_pair: Tensor) -> Tensor:
             """(H, r, n, …) to (r, H, …), the columns of the rows themselves."""
             return per_pair[:, :, rows].diagonal(0, 1, 2).movedim(-1, 0)
 
         m, n = within(self.values[:, rows]), within(self.keys[:, rows])
-        q = self._turned(rows).expand(-1, -1, self.n, -1).movedim(1, 0)
+        q = self._turned(rows).expand(-1, -1, self.v.shape[1], -1).movedim(1, 0)
         by_value = torch.einsum("rh,hev,hvd->red", m, self.W, self.V)
         out = torch.einsum("hev,rhv,rh->rhe", self.W, within(self._away(rows)), n)
         turned = torch.einsum("rhk,hkd->rhd", within(q), self.K)
@@ -140,13 +110,9 @@ class AttentionCore(Core):
 
         in blocks of heads, from sums of products over j of M, Y and q̃: no block is formed.
         """
-        each = [self._gram(s[part], at, metric) for part, at in self._chunks(rows, squares=True)]
-        found, slack = zip(*each, strict=True)
-        return torch.cat(found), torch.cat(slack)
-
-    def _gram(self, s: Tensor, rows: slice, metric: Metric | None) -> tuple[Tensor, Tensor]:
         m, n = (t[:, rows].movedim(0, 1) for t in (self.values, self.keys))
-        heads = _Heads(m, n[..., None] * self._away(rows).movedim(0, 1), self._turned(rows), n)
+        away = self._away(rows).movedim(0, 1)
+        heads = _Heads(m, n[..., None] * away, self._turned(rows))
         V, K, scaled = self.V, self.K, s
         if metric is not None:
             V, K, scaled = V @ metric.base, K @ metric.base, s * metric.scale
@@ -155,7 +121,10 @@ class AttentionCore(Core):
             Z = Z - self._less(heads, s * metric.less, metric.along)
         W = self.W.movedim(0, 1).flatten(1)
         found = W @ Z.flatten(3, 4).flatten(1, 2) @ W.mT
-        return found, self._rounding(heads, V, K, scaled)
+        # A mean of differences is as accurate as its largest terms, which are about the spread.
+        far = torch.linalg.vector_norm(away, dim=-1)
+        far = far + (self.queries[:, rows].movedim(0, 1).abs() * far).sum(-1, keepdim=True)
+        return found, self._rounding(heads, n.abs() * far, V, K, scaled)
 
     def _less(self, heads: _Heads, s: Tensor, along: Tensor) -> Tensor:
         """Σⱼ sⱼ (Tⱼyⱼ)(Tⱼyⱼ)ᵀ before W."""
@@ -164,19 +133,16 @@ class AttentionCore(Core):
         moved = (moved * s.sqrt()[:, None, :, None]).transpose(1, 2).flatten(2)
         return (moved.mT @ moved).reshape(len(s), *2 * heads.y.shape[1::2])
 
-    def _rounding(self, heads: _Heads, V: Tensor, K: Tensor, s: Tensor) -> Tensor:
+    def _rounding(self, heads: _Heads, y: Tensor, V: Tensor, K: Tensor, s: Tensor) -> Tensor:
         """All terms that are added, without their signs, times what rounding may be of them."""
 
         def lengths(matrices: Tensor) -> Tensor:
             return torch.linalg.vector_norm(matrices, dim=(-2, -1))[:, None]
 
-        y = torch.linalg.vector_norm(heads.y, dim=-1)
-        # A mean of differences is as accurate as its largest terms, which are about the spread.
-        y = y + heads.n * (heads.m * y).sum(-1, keepdim=True)
         q = torch.linalg.vector_norm(heads.q, dim=-1)
-        sizes = heads.m * lengths(V) + y * q * lengths(K)
+        sizes = heads.m.abs() * lengths(V) + y * q * lengths(K)
         total = (s * (lengths(self.W) * sizes).sum(1).square()).sum(-1)
-        terms = s.shape[-1] + 2 * sum(self.V.shape) + 2 * sum(self.K.shape) + self.out_dim
+        terms = s.shape[-1] + 2 * sum(self.V.shape) + 2 * sum(self.K.shape) + self.W.shape[1]
         return 8 * terms * torch.finfo(s.dtype).eps * total
 
     def seen(self, rows: slice) -> Tensor:
@@ -193,15 +159,6 @@ class AttentionCore(Core):
         return replace(self, values=factor * self.values, keys=factor * self.keys)
 
     # --- inside ---
-
-    def _chunks(self, rows: slice, *, squares: bool = False) -> Iterator[tuple[slice, slice]]:
-        """Parts of the rows whose differences fit in memory: within `rows`, and of all rows."""
-        H, n, v = self.v.shape
-        width = v + self.K.shape[1] * (1 if self.slopes.shape[1] == 1 else 1 + v * squares)
-        step = max(1, _ENTRIES // (H * n * width))
-        for start in range(rows.start, rows.stop, step):
-            stop = min(start + step, rows.stop)
-            yield slice(start - rows.start, stop - rows.start), slice(start, stop)
 
     def _away(self, rows: slice) -> Tensor:
         """vⱼ − rᵢ, (H, rows, n, v)."""
@@ -223,12 +180,11 @@ def _by_head(vectors: Tensor, matrices: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class _Heads:
-    """Rows with all their heads: M and N (r, h, n), Y (r, h, n, v), q̃ (r, h, n or 1, k)."""
+    """Rows with all their heads: M (r, h, n), Y (r, h, n, v), q̃ (r, h, n or 1, k)."""
 
     m: Tensor
     y: Tensor
     q: Tensor
-    n: Tensor
 
 
 def _squares(heads: _Heads, V: Tensor, K: Tensor, s: Tensor) -> Tensor:
@@ -282,37 +238,22 @@ def _squares_by_token(heads: _Heads, K: Tensor, s: Tensor) -> Tensor:
 def attention_blocks(tangent: AttentionTangent, index: int) -> TokenBlocks | None:
     """The blocks of one map of the flattened batch, in the order of the measure.
 
-    None where the kernel does not say how keys move, see `Kernel.key_slopes`.
+    None where the kernel does not say how keys move, see `Kernel.feature_slopes`.
     """
     weights = tangent.weights.part(slice(index, index + 1))
-    par = weights.parameters
-    slopes = weights.kernel.key_slopes(par, weights.points, weights.positions)
+    par, slopes = weights.parameters, weights.kernel.feature_slopes(weights.at)
     if slopes is None:
         return None
-    one = AttentionTangent(weights, tangent.geometry, memory=2**62)
-    order = None if weights.order is None else weights.order[0].argsort()
-
-    def placed(per_token: Tensor, *axes: int) -> Tensor:
-        if order is not None:
-            for axis in axes:
-                per_token = per_token.index_select(axis, order)
-        return per_token
-
-    G, N, M = one.square_matrices()
-    most = one.rows.most
-    if most is not None and weights.order is not None:
-        most = weights.order[0][most]
-    W = torch.eye(par.out_dim, dtype=M.dtype, device=M.device)[None]
-    slopes = slopes[0]
+    one = replace(tangent, weights=weights).whole
+    ((_, matrices),) = one.matrices()
+    W = torch.eye(par.out_dim, dtype=one.v.dtype, device=one.v.device)[None]
     core = AttentionCore(
-        queries=placed(G, 1, 2),
-        keys=placed(N, 1, 2),
-        values=placed(M, 1, 2),
-        v=placed(one.v, 1),
-        means=placed(one.rows.means, 1),
-        most=None if most is None else placed(most, 1),
-        q=placed(one.q, 1),
-        slopes=slopes if slopes.shape[1] == 1 else placed(slopes, 1),
+        *matrices,
+        v=one.v,
+        means=one.rows.means,
+        most=one.rows.most,
+        q=one.q,
+        slopes=slopes[0][0],
         V=par.per_head(par.value),
         K=par.per_head(par.key),
         W=W if par.output is None else par.output,

@@ -58,37 +58,28 @@ def ball_bound(weights: Weights, epsilon: float | Tensor, *, splitting: bool = T
     eps = torch.as_tensor(epsilon, dtype=points.dtype, device=points.device)
     if not bool((eps >= 0).all()):
         raise ValueError(f"epsilon: expected numbers ≥ 0, got {epsilon}")
-    frames, part = Frames.of(weights), _Parts(weights.features.q, eps)
-    motion = frames.motion(eps)
+    frames, n = Frames.of(weights), weights.n
+    motion, values = frames.motion(eps), frames.values
+    batch = torch.broadcast_shapes(points.shape[:-2], eps.shape)
+    own = torch.where(weights.alive, weights.log_weights, 0.0)[..., None, :]
+    log_N = values.new_full((*batch, n, n), -math.inf)
+    columns = values.new_full((*batch, values.shape[-3], n), -math.inf)
+    turning_change, turning, displacement = (values.new_zeros(*batch, n) for _ in range(3))
     for block in row_blocks(weights):
         rows = _Rows(frames, block, motion, eps, splitting)
-        part.add(block, rows, weights.log_ratios(block))
-    change = norm_from_above(part.change) + part.turning_change.amax(-1)
-    by_columns = (0.5 * part.columns.amax(-1)).exp().sum(-1) + part.turning.amax(-1)
-    unknown, unit = torch.full_like(change, math.inf), frames.unit
-    return BallBounds.of(unknown, unit * change, unit * by_columns, unit * part.displacement)
-
-
-class _Parts:
-    """Bounds collected over the blocks of rows: sums and largest values."""
-
-    def __init__(self, queries: Tensor, eps: Tensor) -> None:
-        batch = torch.broadcast_shapes(queries.shape[:-3], eps.shape)
-        heads, n = queries.shape[-3:-1]
-        self.change = queries.new_full((*batch, n, n), -math.inf)  # log N
-        self.columns = queries.new_full((*batch, heads, n), -math.inf)
-        self.turning_change = queries.new_zeros((*batch, n))  # s
-        self.turning, self.displacement = (torch.zeros_like(self.turning_change) for _ in range(2))
-
-    def add(self, block: Block, rows: _Rows, ratios: Tensor) -> None:
-        n = ratios.shape[-1]  # a null key, behind, does not move: it counts in rows alone
+        ratios = own[..., block.rows, None] - own[..., None, :]  # log(aᵢ/aⱼ)
+        # A null key, behind the others, does not move: it counts in rows alone.
         logs = 0.5 * ratios + rows.log_averaging_change[..., :n]
-        self.change[..., block.rows, :] = logs.logsumexp(-3)
+        log_N[..., block.rows, :] = logs.logsumexp(-3)
         logs = rows.log_densest[..., :n] + ratios + rows.tau.log()[..., None]
-        self.columns = torch.logaddexp(self.columns, logs.logsumexp(-2))
-        self.turning_change[..., block.rows] = rows.turning_change.sum(-2)
-        self.turning[..., block.rows] = rows.turning.sum(-2)
-        self.displacement[..., block.rows] = rows.displacement.sum(-2)
+        columns = torch.logaddexp(columns, logs.logsumexp(-2))
+        turning_change[..., block.rows] = rows.turning_change.sum(-2)
+        turning[..., block.rows] = rows.turning.sum(-2)
+        displacement[..., block.rows] = rows.displacement.sum(-2)
+    change = norm_from_above(log_N) + turning_change.amax(-1)
+    upper = (0.5 * columns.amax(-1)).exp().sum(-1) + turning.amax(-1)
+    unknown, unit = torch.full_like(change, math.inf), frames.unit
+    return BallBounds.of(unknown, unit * change, unit * upper, unit * displacement)
 
 
 class _Rows:

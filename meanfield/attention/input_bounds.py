@@ -100,13 +100,13 @@ class Frames:
             value, values = out @ value, values @ out.mT
         unit = units(value.flatten())[0]
         value, values = value / unit, values / unit
-        where = (par, weights.points, weights.positions)
-        key_slopes, query_slopes = kernel.key_slopes(*where), kernel.query_slopes(*where)
-        if key_slopes is None or query_slopes is None:
+        slopes = kernel.feature_slopes(weights.at)
+        if slopes is None:
             raise NotImplementedError(
                 "ball_bounds: expected a kernel that says how its queries and keys move, got "
-                f"{kernel}; give it key_slopes, query_slopes and motion"
+                f"{kernel}; give it feature_slopes and motion"
             )
+        key_slopes, query_slopes = slopes
         norm_A, bends = norm(to_keys) * norm(to_queries), kernel.bends(par)
         constant = _is_constant(key_slopes) and _is_constant(query_slopes)
         if constant:
@@ -139,15 +139,15 @@ class Frames:
         Raises:
             NotImplementedError: the kernel does not say.
         """
-        seen = self.weights
-        found = seen.kernel.motion(seen.parameters, seen.points, seen.positions, eps)
+        kernel = self.weights.kernel
+        found = kernel.motion(self.weights.at, eps)
         if found is None:
             raise NotImplementedError(
                 "ball_bounds: expected a kernel that says how far its features move in a ball, "
-                f"got {seen.kernel}; give it a method `motion`"
+                f"got {kernel}; give it a method `motion`"
             )
         # Absent atoms say nothing of how far the others' scores may move.
-        alive = seen.alive[..., None, :]
+        alive = self.weights.alive[..., None, :]
         keys = Motion(*(torch.where(alive, part, 0.0) for part in found[1]))
         return found[0], keys
 

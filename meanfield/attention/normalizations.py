@@ -3,11 +3,10 @@
 `softmax`, `sigmoid`, `exponential` and `sink` are values of `RowWise`, as is any other positive
 function of the scores: row i of P depends on row i of the scores alone, so that any block of rows
 can be computed by itself. `sinkhorn` is the softmax with a potential added to the log-weights,
-fixed before the rows. A function of the whole matrix is a subclass of `Normalization`.
+fixed before the rows.
 """
 
 from meanfield.attention.rows import (
-    Normalization,
     RowWise,
     exponential,
     sigmoid,
@@ -17,7 +16,6 @@ from meanfield.attention.rows import (
 from meanfield.attention.sinkhorn import sinkhorn
 
 __all__ = [
-    "Normalization",
     "RowWise",
     "exponential",
     "sigmoid",

@@ -327,10 +327,9 @@ class AttentionParameters:
         """Head `index` alone, without the output bias."""
         if not -self.n_heads <= index < self.n_heads:
             raise IndexError(f"expected a head in 0..{self.n_heads - 1}, got {index}")
-        one = slice(index, index + 1) if index != -1 else slice(-1, None)
-
-        picked = {name: self.per_head(part)[one] for name, part in self._given().items()}
-        return AttentionParameters(**picked | {"output_bias": None})
+        parts = {name: part for name, part in self._given().items() if name != "output_bias"}
+        picked = {name: self.per_head(part)[index][None] for name, part in parts.items()}
+        return AttentionParameters(**picked)
 
     def after(self, norm: Map) -> AttentionParameters:
         """The parameters at γ ∘ z + β, as a function of z: the gain of a normalisation absorbed.

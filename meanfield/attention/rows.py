@@ -1,8 +1,7 @@
 """Normalisations: from the scores of a row to its attention weights.
 
 `RowWise` normalises each row by itself: any positive function ψ of the scores, divided by its sum
-or not, with a sink or without. `softmax`, `sigmoid` and `exponential` are values of it. A
-normalisation of the whole matrix is a subclass of `Normalization`.
+or not, with a sink or without. `softmax`, `sigmoid` and `exponential` are values of it.
 """
 
 from __future__ import annotations
@@ -25,31 +24,19 @@ if TYPE_CHECKING:
 
 
 class Normalization:
-    """What turns the scores of a layer into its attention weights P; a base class with defaults.
+    """What turns the scores of a layer into its attention weights P, a row at a time.
 
-    `RowWise` covers what needs one row at a time. A subclass that needs the whole matrix has two
-    ways. As Sinkhorn's, it first finds potentials of the columns (`plan`) and then normalises the
-    rows by `rows`. Or it leaves `rows` None and gives `whole`, which always sees all rows, in
-    O(H n²) memory; its derivative is then by automatic differentiation.
-
-    Example:
-        >>> class BothWays(Normalization):
-        ...     def whole(self, scores, log_weights):
-        ...         logits = scores + log_weights
-        ...         return (logits.softmax(-1) + logits.softmax(-2)) / 2
+    A `RowWise`, or Sinkhorn's: it first finds potentials of the columns (`plan`) and then
+    normalises the rows by `rows`.
 
     Attributes:
-        rows: how rows are normalised, with the potentials added to the log-weights; None if
-            `whole` is used.
+        rows: how rows are normalised, with the potentials added to the log-weights.
         is_softmax: whether it is the softmax of each row.
-        has_field: whether row i of P depends on nothing but the scores of row i and the
-            potentials; then the map has a field Γ_μ(x) away from its atoms. Not by default.
         takes_masks: whether P is defined for a masked layer.
     """
 
-    rows: RowWise | None = None
+    rows: RowWise
     is_softmax: bool = False
-    has_field: bool = False
     takes_masks: bool = True
 
     def head(self, index: int) -> Normalization:
@@ -63,13 +50,6 @@ class Normalization:
     def linear_map(self, tangent: AttentionTangent) -> LinearMap:
         """The derivative of the atoms, given that at fixed potentials."""
         return tangent.as_linear_map()
-
-    def whole(self, scores: Tensor, log_weights: Tensor) -> Tensor:
-        """P ``(*batch, H, m, n)`` of scores and log-weights ``(*batch, 1, 1, n)``.
-
-        Scores are −∞ where row i does not see column j.
-        """
-        raise NotImplementedError(f"{type(self).__name__} has to give `rows` or `whole`")
 
 
 @final
@@ -100,7 +80,6 @@ class RowWise(Normalization):
     divides: bool = True
     sink: Tensor | None = None
     name: str = "row-wise"
-    has_field = True
 
     def __post_init__(self) -> None:
         if self.log_psi is not None and not callable(self.log_psi):

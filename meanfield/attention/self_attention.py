@@ -14,13 +14,13 @@ from torch import Tensor
 from meanfield.attention.averaging import attention_blocks
 from meanfield.attention.ball_bounds import ball_bound
 from meanfield.attention.kernels import Kernel, dot_product
-from meanfield.attention.kernels.kernel import FeatureSizes, Score
+from meanfield.attention.kernels.kernel import At, FeatureSizes, Score
 from meanfield.attention.parameters import AttentionParameters
 from meanfield.attention.rows import Normalization, RowWise, exponential, sigmoid, softmax
 from meanfield.attention.sigmoid_ball import sigmoid_ball_bound
 from meanfield.attention.sinkhorn import Plan
 from meanfield.attention.streaming import attend
-from meanfield.attention.tangent import MEMORY, AttentionTangent
+from meanfield.attention.tangent import AttentionTangent
 from meanfield.attention.weights import Weights
 from meanfield.checks import (
     as_bool,
@@ -144,11 +144,6 @@ class SelfAttention(Map, Hinted):
             number or ``(*batch, m)``, and its value is the second component of Γ_μ(s, x). It
             raises ValueError where Γ is undefined: at a position before all the mass.
         """
-        if not self.normalization.has_field:
-            raise ValueError(
-                "field: expected a normalisation of rows, got one of the whole matrix, which says "
-                "nothing about points that are not atoms; has_field = True if it does"
-            )
         weights = self.weights(mu)
 
         @without_autocast
@@ -172,7 +167,7 @@ class SelfAttention(Map, Hinted):
     @without_autocast
     def plan(self, mu: ParticleMeasure) -> Plan:
         """The Sinkhorn plan with its potentials and how well the marginals are met."""
-        plan = self.normalization.plan(self._bare_weights(mu))
+        _, plan = self._planned(mu)
         if plan is None:
             raise ValueError(
                 f"plan: expected the normalisation sinkhorn, got {self.normalization}"
@@ -181,26 +176,20 @@ class SelfAttention(Map, Hinted):
 
     def weights(self, mu: ParticleMeasure) -> Weights:
         """The attention weights between the atoms of μ, a block of rows at a time."""
-        weights = self._bare_weights(mu)
-        plan = self.normalization.plan(weights)
-        return weights if plan is None else replace(weights, potentials=plan.potentials)
+        return self._planned(mu)[0]
 
     # --- what the layer declares, see `meanfield.Map` ---
 
     def linearisation(self, mu: ParticleMeasure, *, geometry: str = "euclidean") -> Linearisation:
         """The derivative of the atoms, and of the field at each atom."""
         check_geometry(geometry)
-        own = self.normalization
-        weights = self._bare_weights(mu)
+        weights, plan = self._planned(mu)
         self._refuse_undefined(mu)
-        plan = own.plan(weights)
-        if own.rows is None or not (plan is None or bool(plan.converged.all())):
+        if plan is not None and not bool(plan.converged.all()):
             # The implicit derivative assumes that the potentials solve their equation.
             return linearize_by_autodiff(self, mu, geometry=geometry)
-        if plan is not None:
-            weights = replace(weights, potentials=plan.potentials)
         tangent = AttentionTangent(weights, geometry)
-        atoms = own.linear_map(tangent)
+        atoms = self.normalization.linear_map(tangent)
         if plan is None:  # potentials move as well, and join tokens in another way
             atoms = replace(atoms, blocks=cache(partial(attention_blocks, tangent)))
         return Linearisation(atoms, tangent.field_linear_map())
@@ -215,34 +204,6 @@ class SelfAttention(Map, Hinted):
                 split atoms ([CAP24] Lemma C.5).
         """
         return linearize(self, mu, geometry=geometry).atoms
-
-    def tangent(
-        self,
-        mu: ParticleMeasure,
-        *,
-        geometry: str = "euclidean",
-        memory: int = MEMORY,
-        block_size: int | None = None,
-    ) -> AttentionTangent:
-        """The derivative as an `AttentionTangent`, potentials held fixed.
-
-        Args:
-            mu: μ.
-            geometry: see `linearize`.
-            memory: bytes that kept attention weights may take; beyond, they are recomputed.
-            block_size: rows per block of them; from the memory of one if None.
-        """
-        check_geometry(geometry)
-        if self.normalization.rows is None:
-            raise NotImplementedError(
-                f"tangent: expected a normalisation of rows, got {self.normalization}, "
-                "which is differentiated automatically: linearize(F, mu)"
-            )
-        return AttentionTangent(self.weights(mu), geometry, memory, block_size)
-
-    def field_jacobians(self, mu: ParticleMeasure) -> Tensor:
-        """D_xΓ_μ(xᵢ) at every atom, ``(*batch, n, d_out, d)``; V Covᵢ A for one unbiased head."""
-        return self.tangent(mu).field_jacobians()
 
     def asks_for_gradient(self, mu: ParticleMeasure) -> bool:
         """As its matrices say; for kernels and normalisations with numbers of their own, by F."""
@@ -320,35 +281,26 @@ class SelfAttention(Map, Hinted):
 
     # --- inside ---
 
-    def _bare_weights(self, mu: ParticleMeasure) -> Weights:
+    def _planned(self, mu: ParticleMeasure) -> tuple[Weights, Plan | None]:
         self._check(mu)
-        # A normalisation of the whole matrix gets the scores themselves, which are log ψ of exp.
-        rows = self.normalization.rows or exponential
-        return Weights.of(self.parameters, self.kernel, rows, mu, causal=self.causal)
+        rows = self.normalization.rows
+        weights = Weights.of(self.parameters, self.kernel, rows, mu, causal=self.causal)
+        plan = self.normalization.plan(weights)
+        return weights if plan is None else replace(weights, potentials=plan.potentials), plan
 
     def _attend(self, weights: Weights, queries: Tensor, positions: Tensor | None) -> Tensor:
         """Γ for queries ``(*batch, H, m, k)``."""
         par, features = self.parameters, weights.features
-        if self.normalization.rows is not None:
-            places = weights.places(positions)
-            heads = attend(
-                queries,
-                features.k,
-                features.v,
-                weights.head_logs,
-                places.rows,
-                places.columns,
-                scoring=weights.scoring,
-            )
-        else:
-            scores = weights.scores(queries, positions)
-            p = self.normalization.whole(scores, weights.head_logs[..., None, :])
-            if p.shape != scores.shape:
-                raise ValueError(
-                    f"{name_of(self.normalization)}.whole: expected attention weights of shape "
-                    f"{tuple(scores.shape)}, got {tuple(p.shape)}"
-                )
-            heads = p @ features.v
+        places = weights.places(positions)
+        heads = attend(
+            queries,
+            features.k,
+            features.v,
+            weights.head_logs,
+            places.rows,
+            places.columns,
+            scoring=weights.scoring,
+        )
         if features.v_centre is not None:
             heads = heads + features.v_centre
         out = par.join(heads)
@@ -368,7 +320,7 @@ class SelfAttention(Map, Hinted):
         return "causal attention" if self.causal else f"the kernel {name_of(self.kernel)}"
 
     def _refuse_undefined(self, mu: ParticleMeasure) -> None:
-        at = self.kernel.undefined(self.parameters, mu.points, mu.positions)
+        at = self.kernel.undefined(At(self.parameters, mu.points, mu.positions))
         if at is None or is_traced(mu.points):
             return
         if bool((at & (mu.log_weights > -math.inf)).any()):

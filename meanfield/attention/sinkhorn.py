@@ -56,7 +56,6 @@ class Sinkhorn(Normalization):
     max_iterations: int
     strict: bool
     rows = softmax
-    has_field = True
     takes_masks = False
 
     def plan(self, weights: Weights) -> Plan:
@@ -99,7 +98,8 @@ def _solve_plan(weights: Weights, settings: Sinkhorn) -> Plan:
     order are exact. Where a plan has not converged, they pass through the iteration. Takes
     O(H n²) memory.
     """
-    scores = weights.scores(weights.features.q, weights.positions)
+    q, k = weights.features.q, weights.features.k
+    scores = weights.scoring.logits(q @ k.mT, 0.0, weights.places(weights.positions))
     logs = weights.log_weights[..., None, :]
     blind = _blind(scores, logs)
     with torch.no_grad():
@@ -276,7 +276,7 @@ class _PotentialTangent:
 
     def __init__(self, tangent: AttentionTangent) -> None:
         weighted = tangent.geometry == "wasserstein"
-        whole = replace(tangent, memory=2**62, block_size=tangent.weights.n)
+        whole = tangent.whole
         ((_, self.p),) = whole.matrices()
         tilted = self.p
         if not weighted:

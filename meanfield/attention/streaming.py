@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from meanfield.attention.weights import Places, Scoring, blind_rows
+from meanfield.attention.weights import Places, Scoring
 from meanfield.checks import is_differentiated, is_recorded
 
 # Log-weight that stands for −inf in the fused kernel. Scores are negligible beside it, its
@@ -279,9 +279,7 @@ def _blockwise(
 ) -> Tensors:
     rows, columns = tensors[: function.n_rows], tensors[function.n_rows :]
     m, n, scoring = rows[0].shape[-2], columns[0].shape[-2], function.scoring
-    limits = (row_positions, column_positions) if scoring.causal else (None, None)
-    blind = blind_rows(columns[2][..., 0], *limits)
-    places = Places(row_positions, column_positions, blind)
+    places = Places(row_positions, column_positions)
     # Expanded axes are copied once, here: products would copy them in every block.
     rows = tuple(t.contiguous() for t in rows)
     columns = tuple(t.contiguous() for t in columns)

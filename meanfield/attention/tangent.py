@@ -5,19 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from meanfield.attention.kernels.kernel import At
 from meanfield.attention.weights import Block, Weights, flat
 from meanfield.linalg import LinearMap
 
 # Entries of differences vⱼ − rᵢ that are formed at once (float64: 8 MiB).
 _DIFFERENCES = 2**20
 # Bytes that kept matrices may take by default.
-MEMORY = 2**29
+_MEMORY = 2**29
 
 
 class Matrices(NamedTuple):
@@ -89,7 +90,7 @@ class AttentionTangent:
 
     weights: Weights
     geometry: str = "euclidean"
-    memory: int = MEMORY
+    memory: int = _MEMORY
     block_size: int | None = None
 
     def as_linear_map(self) -> LinearMap:
@@ -106,12 +107,17 @@ class AttentionTangent:
         """D_xΓ_μ(xᵢ) of every atom as a batch ``(*batch, n)`` of maps R^d → R^d_out."""
         return LinearMap.of(
             self.weights.points,
-            self.query_matvec,
-            self.query_rmatvec,
+            partial(self.matvec, keys=False),
+            partial(self.rmatvec, keys=False),
             out_dim=self.weights.parameters.out_dim,
             each=True,
-            dense=lambda part: self._flat_field_jacobians[part],
+            dense=lambda part: self.field_jacobians().flatten(0, -3)[part],
         )
+
+    @property
+    def whole(self) -> AttentionTangent:
+        """The same with all rows in one block, whose matrices are kept."""
+        return replace(self, memory=2**62, block_size=self.weights.n)
 
     # --- what all products share ---
 
@@ -140,11 +146,6 @@ class AttentionTangent:
         return flat.unflatten(0, (*self.batch_shape, self.weights.parameters.n_heads))
 
     @cached_property
-    def _absent(self) -> Tensor:
-        """Which atoms have no mass, ``(*batch, 1, n, 1)``."""
-        return (self.weights.log_weights == -math.inf)[..., None, :, None]
-
-    @cached_property
     def _half_logs(self) -> Tensor | None:
         """ρ = ½ log a, (B, n, 1), where τᵢⱼ = e^{ρᵢ−ρⱼ} is not 1; 0 for absent atoms."""
         logs = self.weights.log_weights
@@ -153,15 +154,6 @@ class AttentionTangent:
         half = torch.where(logs > -math.inf, 0.5 * logs, 0.0)[..., None, :]
         wide = half.expand(*self.batch_shape, self.weights.parameters.n_heads, self.weights.n)
         return wide.reshape(-1, self.weights.n, 1)
-
-    @property
-    def _has_gain(self) -> bool:
-        """Whether E is not 1."""
-        return self.weights.scoring.has_gain
-
-    @property
-    def _is_shifted(self) -> bool:
-        return self.weights.normalization.is_softmax and not self._has_gain
 
     @cached_property
     def blocks(self) -> list[Block]:
@@ -186,7 +178,8 @@ class AttentionTangent:
         """The data of all rows, see `_Rows`."""
         q, v = self.q, self.v
         entries = sum(b.n_rows * b.n_columns for b in self.blocks)
-        matrices = (1 + (self._half_logs is not None)) * (1 + self._has_gain)
+        scoring, normalization = self.weights.scoring, self.weights.normalization
+        matrices = (1 + (self._half_logs is not None)) * (1 + scoring.has_gain)
         keep = len(q) * entries * matrices * q.element_size() <= self.memory
         # Made before the blocks: small tensors that survive between the large ones of the blocks
         # would keep the allocator from using their memory again.
@@ -197,20 +190,24 @@ class AttentionTangent:
         for block in self.blocks:
             i, j = block
             logits, gain = self._logits(block)
-            top, log_sum = self._log_sums(logits, block)
+            top, log_sum = normalization.log_sums(logits)
+            # So P is 0 where a row is absent or sees no mass.
+            absent = self.weights.log_weights[..., None, i, None] == -math.inf
+            blind = absent | (log_sum == -math.inf)
+            top, log_sum = flat(top), flat(log_sum.masked_fill_(blind, math.inf))
             tops[:, i], log_sums[:, i] = top, log_sum
             log_p = flat(logits).sub_(top).sub_(log_sum)
-            if self._is_shifted:
+            if scoring.is_tilted:
                 most[:, i] = log_p.argmax(-1, keepdim=True).add_(j.start)
-            if self.weights.normalization.divides:
+            if normalization.divides:
                 means[:, i] = torch.bmm(log_p.exp(), v[:, j])
             if keep:
                 kept.append(self._matrices(block, log_p.clone(), gain))
         tilts = None
         if self._half_logs is not None:
             tilts = (self._half_logs - self._half_logs.gather(1, most)).exp()
-        most_or_none = most if self._is_shifted else None
-        return _Rows(means, tops, log_sums, most_or_none, tilts, kept if keep else None)
+        shift = most if scoring.is_tilted else None
+        return _Rows(means, tops, log_sums, shift, tilts, kept if keep else None)
 
     def _logits(self, block: Block) -> tuple[Tensor, Tensor | None]:
         """log aⱼψ of a block in a buffer, ``(*batch, H, rows, columns)``, and E, (B, ·, ·)."""
@@ -218,12 +215,6 @@ class AttentionTangent:
         products = self._headed(torch.bmm(q, k.mT, out=self._buffer(0, block)))
         logits, gain = self.weights.logits_and_gain(block, products)
         return logits, None if gain is None else flat(gain)
-
-    def _log_sums(self, logits: Tensor, block: Block) -> tuple[Tensor, Tensor]:
-        """log Σ of the rows in two parts, see `_Rows`; so P is 0 where a row sees no mass."""
-        tops, sums = self.weights.normalization.log_sums(logits)
-        blind = self._absent[..., block.rows, :] | (sums == -math.inf)
-        return flat(tops), flat(sums.masked_fill_(blind, math.inf))
 
     def _matrices(self, block: Block, log_p: Tensor, gain: Tensor | None) -> Matrices:
         """G, N and M; overwrites log P."""
@@ -251,35 +242,22 @@ class AttentionTangent:
             log_p.sub_(rows.log_sums[:, block.rows])
             yield block, self._matrices(block, log_p, gain)
 
-    def square_matrices(self) -> Matrices:
-        """The matrices of all rows and columns, (B, n, n); 0 where a row does not see a column."""
-        n = self.weights.n
-        whole = [self.q.new_zeros(len(self.q), n, n) for _ in range(3)]
-        for (i, j), parts in self.matrices():
-            for out, part in zip(whole, parts, strict=True):
-                out[:, i, j] = part
-        return Matrices(*whole)
-
     # --- products ---
 
     @torch.no_grad()
-    def matvec(self, displacement: Tensor) -> Tensor:
-        """Jε, ``(*batch, n, d) → (*batch, n, d_out)``."""
+    def matvec(self, displacement: Tensor, *, keys: bool = True) -> Tensor:
+        """Jε, ``(*batch, n, d) → (*batch, n, d_out)``.
+
+        D_xΓ_μ(xᵢ) εᵢ of every atom if keys, and values, stay.
+        """
         q_dot, k_dot, v_dot = self.pushed(displacement)
         heads = torch.empty_like(self.rows.means)
         for block, matrices in self.matrices():
             i, j = block
-            w = self._scored(block, matrices, q_dot, k_dot)
-            heads[:, i] = self._spread(block, w).baddbmm_(matrices.values, v_dot[:, j])
-        return self.joined(heads)
-
-    @torch.no_grad()
-    def query_matvec(self, displacement: Tensor) -> Tensor:
-        """D_xΓ_μ(xᵢ) εᵢ for every atom, ``(*batch, n, d) → (*batch, n, d_out)``."""
-        q_dot, _, _ = self.pushed(displacement)
-        heads = torch.empty_like(self.rows.means)
-        for block, matrices in self.matrices():
-            heads[:, block.rows] = self._spread(block, self._scored(block, matrices, q_dot, None))
+            w = self._scored(block, matrices, q_dot, k_dot if keys else None)
+            total = w.sum(-1, keepdim=True)
+            moved = (w @ self.v[:, j]).addcmul_(total, self.rows.means[:, i], value=-1.0)
+            heads[:, i] = moved.baddbmm_(matrices.values, v_dot[:, j]) if keys else moved
         return self.joined(heads)
 
     def pushed(self, displacement: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -318,34 +296,19 @@ class AttentionTangent:
         most = self.rows.most
         return None if most is None else most[:, block.rows] - block.columns.start
 
-    def _spread(self, block: Block, w: Tensor) -> Tensor:
-        """Σⱼ wᵢⱼ (vⱼ − rᵢ) of a block, (B, rows, v)."""
-        total = w.sum(-1, keepdim=True)
-        return (w @ self.v[:, block.columns]).addcmul_(
-            total, self.rows.means[:, block.rows], value=-1.0
-        )
-
     @torch.no_grad()
-    def rmatvec(self, covector: Tensor) -> Tensor:
-        """Jᵀζ, ``(*batch, n, d_out) → (*batch, n, d)``."""
+    def rmatvec(self, covector: Tensor, *, keys: bool = True) -> Tensor:
+        """The transpose of `matvec`, ``(*batch, n, d_out) → (*batch, n, d)``."""
         y = self.split(covector)
         q_bar, k_bar, v_bar = (torch.zeros_like(t) for t in (self.q, self.k, self.v))
         for block, matrices in self.matrices():
             i, j = block
             by_query, by_key = self._deviations(block, matrices, y[:, i])
             torch.bmm(by_query, self.k[:, j], out=q_bar[:, i])
-            k_bar[:, j].baddbmm_(by_key.mT, self.q[:, i])
-            v_bar[:, j].baddbmm_(matrices.values.mT, y[:, i])
+            if keys:
+                k_bar[:, j].baddbmm_(by_key.mT, self.q[:, i])
+                v_bar[:, j].baddbmm_(matrices.values.mT, y[:, i])
         return self.pulled(q_bar, k_bar, v_bar)
-
-    @torch.no_grad()
-    def query_rmatvec(self, covector: Tensor) -> Tensor:
-        """D_xΓ_μ(xᵢ)ᵀ ζᵢ for every atom, ``(*batch, n, d_out) → (*batch, n, d)``."""
-        y, q_bar = self.split(covector), torch.empty_like(self.q)
-        for block, matrices in self.matrices():
-            by_query, _ = self._deviations(block, matrices, y[:, block.rows])
-            torch.bmm(by_query, self.k[:, block.columns], out=q_bar[:, block.rows])
-        return self.pulled(q_bar, torch.zeros_like(self.k), torch.zeros_like(self.v))
 
     def split(self, covector: Tensor) -> Tensor:
         """The transpose of `joined`."""
@@ -385,10 +348,6 @@ class AttentionTangent:
         return self.weights.unsort(jacobians.flatten(-2)).reshape(shape)
 
     @cached_property
-    def _flat_field_jacobians(self) -> Tensor:
-        return self.field_jacobians().flatten(0, -3)
-
-    @cached_property
     def _field(self) -> Tensor:
         """The same in the order of `weights`, (b, n, d_out, d) with b over the batch."""
         q_dot, _, _ = self._unit_pushes
@@ -404,10 +363,9 @@ class AttentionTangent:
         atoms close together keep their digits.
         """
         k, v = self.k, self.v
-        if self._all_differences is not None:
-            assert self.rows.kept is not None
-            dv, dk = self._all_differences
-            return _row_by_row(dv.mT, self.rows.kept[0].queries[..., None] * dk)
+        if self._all_away is not None:
+            (block,), ((_, (g, _, _)),) = self.blocks, self.matrices()
+            return _row_by_row(self._all_away.mT, g[..., None] * self._from_most(k, block))
         out = k.new_empty(*k.shape[:-1], v.shape[-1], k.shape[-1])
         for block, matrices in self.matrices():
             # The differences take k + v times the memory of P: a few rows at a time.
@@ -416,8 +374,9 @@ class AttentionTangent:
                 part = slice(start, min(start + step, block.rows.stop))
                 of_block = slice(part.start - block.rows.start, part.stop - block.rows.start)
                 g = matrices.queries[:, of_block]
-                dv, dk = self._differences(g, Block(part, block.columns))
-                out[:, part] = _row_by_row(dv.mT, g[..., None] * dk)
+                few = Block(part, block.columns)
+                dk = g[..., None] * self._from_most(k, few)
+                out[:, part] = _row_by_row(self._away(g, few).mT, dk)
         return out
 
     def _per_row(self, block: Block) -> int:
@@ -425,31 +384,28 @@ class AttentionTangent:
         return len(self.k) * block.n_columns * (self.k.shape[-1] + self.v.shape[-1])
 
     @cached_property
-    def _all_differences(self) -> tuple[Tensor, Tensor] | None:
-        """`_differences` of all rows where they are few, for `covariances` and `dense`."""
-        kept, blocks = self.rows.kept, self.blocks
-        if (
-            kept is None
-            or len(blocks) > 1
-            or self._per_row(blocks[0]) * self.weights.n > _DIFFERENCES
-        ):
+    def _all_away(self) -> Tensor | None:
+        """vⱼ − rᵢ of all rows where they are few, for `covariances` and `dense`."""
+        kept, (block, *others) = self.rows.kept, self.blocks
+        if kept is None or others or self._per_row(block) * self.weights.n > _DIFFERENCES:
             return None
-        return self._differences(kept[0].queries, blocks[0])
+        return self._away(kept[0].queries, block)
 
-    def _differences(
-        self, g: Tensor, block: Block, heads: slice = slice(None)
-    ) -> tuple[Tensor, Tensor]:
-        """vⱼ − rᵢ and kⱼ − k_ĵ of a few rows, (B, rows, columns, ·); `dense` uses only vⱼ − rᵢ."""
-        k, v = self.k[heads, None, block.columns], self.v[heads, None, block.columns]
-        most = self._most(block)
+    def _from_most(self, t: Tensor, block: Block, heads: slice = slice(None)) -> Tensor:
+        """tⱼ − t_ĵ of a few rows, (B, rows, columns, ·); tⱼ where rows are not shifted."""
+        own, most = t[heads, block.columns], self._most(block)
         if most is None:
-            return v - self.rows.means[heads, block.rows, None], k
-        most = most[heads]
-        dv, dk = (
-            t - t[:, 0].gather(1, most.expand(-1, -1, t.shape[-1]))[:, :, None] for t in (v, k)
-        )
+            return own[:, None]
+        most = most[heads].expand(-1, -1, t.shape[-1])
+        return own[:, None] - own.gather(1, most)[:, :, None]
+
+    def _away(self, g: Tensor, block: Block, heads: slice = slice(None)) -> Tensor:
+        """vⱼ − rᵢ of a few rows, (B, rows, columns, v)."""
+        v = self._from_most(self.v, block, heads)
+        if self.rows.most is None:
+            return v - self.rows.means[heads, block.rows, None]
         # rᵢ − v_ĵ as a mean of differences: it is tiny where row i is nearly one-hot at ĵ.
-        return dv - _row_by_row(g[:, :, None], dv), dk
+        return v - _row_by_row(g[:, :, None], v)
 
     @cached_property
     def _unit_pushes(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -458,14 +414,14 @@ class AttentionTangent:
         points, positions = self.weights.points.detach(), self.weights.positions
         units = torch.eye(points.shape[-1], dtype=points.dtype, device=points.device)
         if kernel.is_linear:  # those of d atoms, wherever they are
-            q, k, v, *_ = kernel.push(par, units, None, units).folded(0.0)
+            q, k, v, *_ = kernel.push(At(par, units, None), units).folded(0.0)
             return q[None, :, None], k[None, :, None], v[None, :, None]
         points = points.reshape(-1, *points.shape[-2:])
         if positions is not None:
             positions = positions.reshape(points.shape[:-1])
-        by_query = kernel.query_slopes(par, points, positions)
-        by_key = kernel.key_slopes(par, points, positions)
-        if by_query is not None and by_key is not None:
+        slopes = kernel.feature_slopes(At(par, points, positions))
+        if slopes is not None:
+            by_key, by_query = slopes
             q = by_query @ (par.scale[:, None, None] * par.query)[:, None]
             k, v = by_key @ par.per_head(par.key)[:, None], par.per_head(par.value)
             return q.mT, k.mT, v.mT[None, :, None]
@@ -473,7 +429,7 @@ class AttentionTangent:
         if positions is not None:
             positions = positions.expand(units.shape[:-1])
         at = points.expand_as(units).contiguous()
-        q, k, v, *_ = kernel.push(par, at, positions, units).folded(0.0)
+        q, k, v, *_ = kernel.push(At(par, at, positions), units).folded(0.0)
         return q.movedim(0, -2), k.movedim(0, -2), v.movedim(0, -2)
 
     def _joined(self, blocks: Tensor) -> Tensor:
@@ -487,11 +443,11 @@ class AttentionTangent:
 
     def dense(self, part: slice) -> Tensor:
         """The matrices of a slice of the flattened batch, (b, n·d_out, n·d)."""
-        if len(self.blocks) == 1 and self.rows.kept is not None:
+        kept = self.weights.order is None and len(self.blocks) == 1 and self.rows.kept
+        if kept:
             return self._dense(part)
         weights = self.weights.part(part)
-        whole = replace(self, weights=weights, memory=2**62, block_size=weights.n)
-        return whole._dense(slice(0, len(weights.points)))
+        return replace(self, weights=weights).whole._dense(slice(0, len(weights.points)))
 
     @torch.no_grad()
     def _dense(self, part: slice) -> Tensor:
@@ -501,10 +457,7 @@ class AttentionTangent:
         n_heads = self.weights.parameters.n_heads
         heads = slice(part.start * n_heads, part.stop * n_heads)
         g, n, m = (t[heads] for t in matrices)
-        if self._all_differences is None:
-            dv, _ = self._differences(g, block, heads)
-        else:
-            dv = self._all_differences[0][heads]
+        dv = self._away(g, block, heads) if self._all_away is None else self._all_away[heads]
         _, k_dot, v_dot = (t if len(t) == 1 else t[part] for t in self._unit_pushes)
         # ⟨qᵢ, k̇ⱼ⟩ for unit displacements of atom j: (b, H, j or 1, i, d).
         turned = self._per_batch(self.q[heads])[:, :, None] @ k_dot.mT
@@ -515,7 +468,7 @@ class AttentionTangent:
         matrix = self._joined(by_key.flatten(2, 3)).unflatten(1, by_key.shape[2:4])
         matrix = matrix.permute(0, 1, 4, 2, 3)  # [b, i, α, j, β], queries on the diagonal
         matrix.diagonal(0, 1, 3).add_(self._field[part].movedim(1, -1))
-        return self.weights.unsort_dense(matrix, part).flatten(3, 4).flatten(1, 2)
+        return matrix.flatten(3, 4).flatten(1, 2)
 
 
 def _row_by_row(left: Tensor, right: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from meanfield.attention.kernels import Features, Kernel
+from meanfield.attention.kernels.kernel import At
 from meanfield.attention.parameters import AttentionParameters
 from meanfield.attention.rows import RowWise, softmax
 from meanfield.checks import at_once, describe, is_host, is_recorded
@@ -53,21 +54,17 @@ class Places(NamedTuple):
     Attributes:
         rows: positions, ``(*batch, 1, m)``, or None where nothing depends on them.
         columns: positions, ``(*batch, 1, n)``, or None.
-        blind: rows that see no mass (mask, bias or weights of 0), ``(*batch, 1, m, 1)``, or None
-            if there are none.
     """
 
     rows: Tensor | None
     columns: Tensor | None
-    blind: Tensor | None
 
     def block(self, block: Block) -> Places:
         """Of a block."""
-        rows, columns, blind = self
+        rows, columns = self
         return Places(
             None if rows is None else rows[..., block.rows],
             None if columns is None else columns[..., block.columns],
-            blind if blind is None or blind.shape[-2] == 1 else blind[..., block.rows, :],
         )
 
 
@@ -233,13 +230,18 @@ class Scoring:
         return bias.masked_fill(outside, 0.0), hidden
 
     def _blind(self, logits: Tensor, log_columns: Tensor, places: Places) -> Tensor | None:
-        rows, bias = self.normalization, self.position_bias
-        if rows.log_psi is None and bias is None and self.reach == math.inf:
-            return places.blind
-        if not rows.divides:
+        """Rows that see no mass, (..., m, 1), or None where there are none."""
+        rows = self.normalization
+        hides = places.rows is not None and not (self.sees_all and self.position_bias is None)
+        if not rows.divides or not (hides or rows.log_psi is not None):
             return None
-        blind = _if_any(logits.amax(-1, keepdim=True) == -math.inf)
-        if blind is not None and rows.log_psi is not None and not is_recorded(blind):
+        blind = logits.detach().amax(-1, keepdim=True) == -math.inf
+        if is_recorded(blind):
+            return blind
+        # On a device to look takes longer than to mask.
+        if is_host(blind.device) and not bool(blind.any()):
+            return None
+        if rows.log_psi is not None:
             self._refuse_no_mass(blind, log_columns > -math.inf, places)
         return blind
 
@@ -264,29 +266,6 @@ def _refuse_slopes(gain: Tensor, name: str) -> None:
 
 def _masked(logits: Tensor, hidden: Tensor | None) -> Tensor:
     return logits if hidden is None else logits.masked_fill_(hidden, -math.inf)
-
-
-def blind_rows(
-    log_weights: Tensor, row_positions: Tensor | None, column_positions: Tensor | None
-) -> Tensor | None:
-    """Rows that see no mass, ``(..., m, 1)``, or None when there are none, as without a mask.
-
-    Args:
-        log_weights: of the columns, ``(..., n)``, of mass 1.
-        row_positions: positions for the mask, ``(..., m)``; None without a mask.
-        column_positions: likewise, ``(..., n)``.
-    """
-    if row_positions is None or column_positions is None:
-        return None
-    alive = log_weights > -math.inf
-    first = torch.where(alive, column_positions, math.inf).amin(-1, keepdim=True)
-    return _if_any((row_positions < first)[..., None])
-
-
-def _if_any(blind: Tensor) -> Tensor | None:
-    """The rows, or None if there are none; on a device to look takes longer than to mask."""
-    looks = not is_recorded(blind) and is_host(blind.device)
-    return None if looks and not bool(blind.any()) else blind
 
 
 @dataclass(frozen=True, eq=False)
@@ -381,6 +360,11 @@ class Weights:
         return self.points.shape[-2]
 
     @property
+    def at(self) -> At:
+        """Where the kernel is looked at."""
+        return At(self.parameters, self.points, self.positions)
+
+    @property
     def head_logs(self) -> Tensor:
         """Log-weights and potentials of the columns, ``(*batch, H or 1, n)``."""
         logs = self.log_weights[..., None, :]
@@ -402,23 +386,12 @@ class Weights:
         reach = self.kernel.reach
         return Scoring(self.normalization, self.kernel.activation, bias, self.causal, reach)
 
-    def places(self, rows: Tensor | None, *, blind: bool = False) -> Places:
-        """Of rows at these positions ``(*batch, m)`` and of the atoms.
-
-        Args:
-            rows: positions, or None where nothing depends on them.
-            blind: whether to look for rows that see no mass.
-        """
+    def places(self, rows: Tensor | None) -> Places:
+        """Of rows at these positions ``(*batch, m)``, or None, and of the atoms."""
         if self.positions is None or rows is None:
-            at, columns = None, None
-        else:
-            columns = self.positions[..., None, :]
-            at = columns if rows is self.positions else rows[..., None, :]
-        found = None
-        if blind:
-            limits = (at, columns) if self.causal else (None, None)
-            found = blind_rows(self.log_weights[..., None, :], *limits)
-        return Places(at, columns, found)
+            return Places(None, None)
+        columns = self.positions[..., None, :]
+        return Places(columns if rows is self.positions else rows[..., None, :], columns)
 
     # --- P of the atoms ---
 
@@ -432,10 +405,6 @@ class Weights:
     @cached_property
     def _own_places(self) -> Places:
         return self.places(self.positions)
-
-    @cached_property
-    def _own_blind(self) -> Places:
-        return self.places(self.positions, blind=True)
 
     def products(self, block: Block) -> Tensor:
         """⟨qᵢ, kⱼ⟩ of a block, ``(*batch, H, rows, columns)``."""
@@ -451,7 +420,7 @@ class Weights:
     def log_p(self, block: Block) -> Tensor:
         """log Pᵢⱼ, ``(*batch, H, rows, columns)``; −∞ in rows that are absent or see no mass."""
         columns = self.head_logs[..., None, block.columns]
-        log_p = self.scoring.log_p(self.products(block), columns, self._own_blind.block(block))
+        log_p = self.scoring.log_p(self.products(block), columns, self._own_places.block(block))
         return torch.where(self.alive[..., None, block.rows, None], log_p, -math.inf)
 
     def log_p_of_sink(self, block: Block) -> Tensor:
@@ -475,11 +444,6 @@ class Weights:
             return self.log_p(block), None
         return self.log_p(block), self.logits_and_gain(block, self.products(block))[1]
 
-    def log_ratios(self, block: Block) -> Tensor:
-        """log(aᵢ/aⱼ), ``(*batch, 1, rows, columns)``; absent atoms count as of mass 1."""
-        logs = torch.where(self.alive, self.log_weights, 0.0)
-        return (logs[..., block.rows, None] - logs[..., None, block.columns])[..., None, :, :]
-
     # --- queries at other points ---
 
     def queries(self, points: Tensor, positions: Tensor | None) -> Tensor:
@@ -488,10 +452,6 @@ class Weights:
             points = points - self.origin
         features = self.kernel.features(self.parameters, points, positions)
         return features.folded(1.0).q
-
-    def scores(self, queries: Tensor, positions: Tensor | None) -> Tensor:
-        """log ψ of all rows ``(*batch, H, m, k)`` and atoms; −∞ where a row does not see one."""
-        return self.scoring.logits(queries @ self.features.k.mT, 0.0, self.places(positions))
 
     def seeing(self, positions: Tensor) -> Tensor:
         """Which rows at positions ``(*batch, m)`` see any mass, ``(*batch, H or 1, m)``."""
@@ -509,8 +469,7 @@ class Weights:
 
     def push(self, displacement: Tensor) -> Features:
         """q̇, k̇, v̇ of displacements ``(*batch, n, d)`` in the order here."""
-        tangents = self.kernel.push(self.parameters, self.points, self.positions, displacement)
-        return tangents.folded(0.0)
+        return self.kernel.push(self.at, displacement).folded(0.0)
 
     def pull(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """The transpose of `push`."""
@@ -518,7 +477,7 @@ class Weights:
         if self.features.b is not None:
             bias, width = k[..., -1], width - 1
         cotangents = Features(q[..., :width], k[..., :width], v, bias)
-        return self.kernel.pull(self.parameters, self.points, self.positions, cotangents)
+        return self.kernel.pull(self.at, cotangents)
 
     # --- the order of the measure and that of the positions ---
 
@@ -535,35 +494,35 @@ class Weights:
         index = self.order[..., None].expand(per_particle.shape)
         return torch.empty_like(per_particle).scatter(-2, index, per_particle)
 
-    def unsort_dense(self, matrix: Tensor, part: slice) -> Tensor:
-        """Matrices (b, n, ·, n, ·) of a slice of the batch back in the order of the measure."""
-        if self.order is None:
-            return matrix
-        place = self.order.reshape(-1, self.n)[part].argsort(-1)
-        batch = torch.arange(len(matrix), device=matrix.device)[:, None]
-        return matrix[batch, place].movedim(3, 1)[batch, place].movedim(1, 3)
-
     def part(self, part: slice) -> Weights:
-        """A slice of the flattened batch."""
+        """A slice of the flattened batch, in the order of the measure."""
+        place = None if self.order is None else self.order.reshape(-1, self.n)[part].argsort(-1)
 
-        def pick(tensor: Tensor | None, event: int) -> Tensor | None:
-            return None if tensor is None else tensor.reshape(-1, *tensor.shape[-event:])[part]
+        def pick(tensor: Tensor | None, event: int, atoms: int | None) -> Tensor | None:
+            """With so many axes behind the batch, one of them of the atoms."""
+            if tensor is None:
+                return None
+            picked = tensor.reshape(-1, *tensor.shape[-event:])[part]
+            if place is None or atoms is None:
+                return picked
+            shape = [1] * picked.ndim
+            shape[0], shape[atoms] = place.shape
+            return picked.gather(atoms, place.reshape(shape).expand(picked.shape))
 
         f = self.features
-        q, k, v, centre = (pick(t, 3) for t in (f.q, f.k, f.v, f.v_centre))
-        b, points = pick(f.b, 2), pick(self.points, 2)
-        logs = pick(self.log_weights, 1)
+        q, k, v = (pick(t, 3, -2) for t in (f.q, f.k, f.v))
+        points, logs = pick(self.points, 2, -2), pick(self.log_weights, 1, -1)
         assert q is not None and k is not None and v is not None
         assert points is not None and logs is not None
         return replace(
             self,
             points=points,
-            origin=pick(self.origin, 2),
-            features=Features(q, k, v, b, None, centre),
+            origin=pick(self.origin, 2, None),
+            features=Features(q, k, v, pick(f.b, 2, -1), None, pick(f.v_centre, 3, None)),
             log_weights=logs,
-            positions=pick(self.positions, 1),
-            order=pick(self.order, 1),
-            potentials=pick(self.potentials, 2),
+            positions=pick(self.positions, 1, -1),
+            order=None,
+            potentials=pick(self.potentials, 2, -1),
         )
 
 

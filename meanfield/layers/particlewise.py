@@ -79,18 +79,17 @@ class Particlewise(Map):
 
         @cache
         def matrices() -> Tensor:
-            return present[..., None] * self._blocks(push, mu)
+            """Of the flattened batch."""
+            blocks = present[..., None] * self._blocks(push, mu)
+            return blocks.reshape(-1, *blocks.shape[-3:])
 
         atoms = LinearMap.of(
             mu.points,
             lambda eps: present * push(eps),
             lambda zeta: pull(present * zeta),
             out_dim=out_dim,
-            dense=lambda part: _dense(LinearMap.pointwise(matrices()), part),
-            blocks=lambda index: TokenBlocks(
-                matrices().reshape(-1, mu.n_particles, out_dim, mu.dim)[index],
-                metric=self.metric(mu, index),
-            ),
+            dense=lambda part: LinearMap.pointwise(matrices()[part]).to_dense(),
+            blocks=lambda index: TokenBlocks(matrices()[index], metric=self.metric(mu, index)),
         )
         field = LinearMap.of(
             mu.points,
@@ -98,7 +97,7 @@ class Particlewise(Map):
             atoms.rmatvec,
             out_dim=out_dim,
             each=True,
-            dense=lambda part: matrices().flatten(0, -3)[part],
+            dense=lambda part: matrices().flatten(0, 1)[part],
         )
         return Linearisation(atoms, field)
 
@@ -123,11 +122,6 @@ class Particlewise(Map):
         """maxᵢ ‖Bᵢ‖, ``(*batch,)``: the constant itself, by factoring the blocks."""
         blocks = self.linearisation(mu).field.to_dense()
         return (1 + _ROUNDING) * torch.linalg.matrix_norm(blocks, 2).amax(-1)
-
-
-def _dense(blocks: LinearMap, part: slice) -> Tensor:
-    assert blocks.dense is not None
-    return blocks.dense(part)
 
 
 @final

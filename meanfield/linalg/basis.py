@@ -7,7 +7,6 @@ import math
 import torch
 from torch import Tensor
 
-from meanfield.checks import is_host
 from meanfield.linalg.vectors import lengths_in_range
 
 # Vectors per block of memory. A single block that grows would be held twice while it is copied.
@@ -75,20 +74,10 @@ class Basis:
         whole = lengths_in_range(vectors)
         if self.count == 0:
             return vectors, whole, whole
-        if is_host(vectors.device):
-            # Mostly along the newest; what is left is nearly orthogonal to the others already.
-            newest = self.newest()
-            share = (newest[:, None] @ vectors[..., None])[..., 0]
-            vectors = torch.addcmul(vectors, share, newest, value=-1)
-            before = lengths_in_range(vectors)
-        vectors = self._without(vectors)
-        length = lengths_in_range(vectors)
         # Twice is enough (Kahan, Parlett): one pass of Gram–Schmidt loses orthogonality when the
-        # remainder is small beside what it took, and then only. To ask costs a device more.
-        if not is_host(vectors.device) or not bool((length >= math.sqrt(0.5) * before).all()):
-            vectors = self._without(vectors)
-            length = lengths_in_range(vectors)
-        return vectors, length, whole
+        # remainder is small beside what it took.
+        rest = self._without(self._without(vectors))
+        return rest, lengths_in_range(rest), whole
 
     def _without(self, vectors: Tensor) -> Tensor:
         """The vectors less their shares in the basis."""

@@ -33,7 +33,7 @@ class Bidiagonalisation:
     """The state of a batched Golub–Kahan–Lanczos process.
 
     A V = U B, Aᵀ U = V Bᵀ + β v eᵀ with V and U orthonormal, B upper bidiagonal. V and U stay on
-    the device of A. The numbers of each step wait there, packed, until somebody looks: nothing
+    the device of A. The numbers of each step wait there, packed, until `steps` are read: nothing
     else waits for a device.
 
     Args:
@@ -57,12 +57,12 @@ class Bidiagonalisation:
             OverflowError: a product was not finite.
         """
         if self._waiting:
-            told = torch.from_numpy(to_host(torch.stack(self._waiting, -1)))
+            numbers = torch.from_numpy(to_host(torch.stack(self._waiting, -1)))
             self._waiting.clear()
             # What is not finite in a product is not finite in its length.
-            told = finite(told).unflatten(-1, (-1, 6))
-            alphas, alpha_limits = lengths_of(*told[..., :3].unbind(-1))
-            betas, beta_limits = lengths_of(*told[..., 3:].unbind(-1))
+            numbers = finite(numbers).unflatten(-1, (-1, 6))
+            alphas, alpha_limits = lengths_of(*numbers[..., :3].unbind(-1))
+            betas, beta_limits = lengths_of(*numbers[..., 3:].unbind(-1))
             new = (alphas, betas, alpha_limits, beta_limits)
             both = zip(self._steps, new, strict=True)
             self._steps = Steps(*(torch.cat([old, more.double()], -1) for old, more in both))

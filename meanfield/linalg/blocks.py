@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
@@ -15,15 +15,18 @@ _IN_RANGE = 1e-50, 1e50
 _PAIR_ENTRIES, _GRAM_ENTRIES = 2**23, 2**24
 
 
-def portions(shape: tuple[int, int, int]) -> list[slice]:
-    """All rows of n × n blocks (e × d), as many neighbours at a time as fit in memory."""
-    n, e, d = shape
-    most = max(1, min(_PAIR_ENTRIES // (n * d), _GRAM_ENTRIES // e**2))
-    return [slice(start, min(start + most, n)) for start in range(0, n, most)]
+class InDouble:
+    """A frozen dataclass whose numbers are in double precision and carry no gradient."""
+
+    def __post_init__(self) -> None:
+        for each in fields(self):  # type: ignore[arg-type]
+            given = getattr(self, each.name)
+            if isinstance(given, Tensor) and given.is_floating_point():
+                object.__setattr__(self, each.name, given.detach().double())
 
 
 @dataclass(frozen=True, eq=False)
-class Metric:
+class Metric(InDouble):
     """BⱼBⱼᵀ = scaleⱼ · base baseᵀ − lessⱼ · yⱼyⱼᵀ, as the derivatives of normalisations have it.
 
     Attributes:
@@ -38,23 +41,13 @@ class Metric:
     less: Tensor
     along: Tensor
 
-    def __post_init__(self) -> None:
-        for name in ("scale", "base", "less", "along"):
-            object.__setattr__(self, name, getattr(self, name).detach().double())
-
 
 class Core(ABC):
-    """Blocks Tᵢⱼ (e × d), one for each pair of tokens, that are never all formed at once.
+    """Blocks Tᵢⱼ (e × d), one for each pair of n tokens, that are never all formed at once."""
 
-    Attributes:
-        n: number of tokens.
-        out_dim: e.
-        in_dim: d.
-    """
-
-    n: int
-    out_dim: int
-    in_dim: int
+    @abstractmethod
+    def entries(self, *, squares: bool) -> int:
+        """How many numbers are formed at once for each row, in products or in `gram`."""
 
     @abstractmethod
     def back(self, x: Tensor, rows: slice) -> Tensor:
@@ -95,8 +88,8 @@ class Core(ABC):
 
 
 @dataclass(frozen=True, eq=False)
-class TokenBlocks:
-    """Jᵢⱼ = scale · LᵢTᵢⱼRⱼ + δᵢⱼDᵢ: maps of tokens one by one round one that joins them.
+class TokenBlocks(InDouble):
+    """Jᵢⱼ = LᵢTᵢⱼRⱼ + δᵢⱼDᵢ: maps of tokens one by one round one that joins them.
 
     Such maps compose and add as long as at most one of them joins tokens: a block of a
     transformer with its normalisations, its residual and its feed-forward layer is one of them.
@@ -107,9 +100,6 @@ class TokenBlocks:
         left: L, (n, e, ·); None is the identity.
         right: R, (n, ·, d); None is the identity.
         metric: of RⱼRⱼᵀ where there is an R, and of DⱼDⱼᵀ where there is no core, if it is known.
-        scale: a factor.
-
-    All are in double precision, whatever they come in.
     """
 
     diagonal: Tensor
@@ -117,12 +107,6 @@ class TokenBlocks:
     left: Tensor | None = None
     right: Tensor | None = None
     metric: Metric | None = None
-    scale: float = 1.0
-
-    def __post_init__(self) -> None:
-        for name in ("diagonal", "left", "right"):
-            given = getattr(self, name)
-            object.__setattr__(self, name, None if given is None else given.detach().double())
 
     # --- the algebra; None where the result is not of this kind ---
 
@@ -148,22 +132,21 @@ class TokenBlocks:
 
     def __mul__(self, factor: float) -> TokenBlocks:
         """c · J."""
-        metric = None if self.core is None else self.metric
-        return replace(
-            self, diagonal=factor * self.diagonal, scale=factor * self.scale, metric=metric
-        )
+        diagonal = factor * self.diagonal
+        if self.core is None:
+            return TokenBlocks(diagonal)
+        return replace(self, diagonal=diagonal, core=self.core.scaled(factor))
+
+    __rmul__ = __mul__
 
     def in_range(self) -> tuple[TokenBlocks, float]:
         """The blocks times a power of two after which squares stay in range, and that power."""
-        sizes = [self.diagonal.abs().max()]
-        if self.core is not None:
-            sizes.append(abs(self.scale) * self.core.size())
-        size = float(torch.stack(sizes).max())
+        largest = self.diagonal.abs().max()
+        size = float(largest if self.core is None else largest.maximum(self.core.size()))
         if not 0 < size < math.inf or _IN_RANGE[0] < size < _IN_RANGE[1]:
             return self, 1.0
         factor = math.ldexp(1.0, -math.frexp(size)[1])
-        core = None if self.core is None else self.core.scaled(factor)
-        return replace(self, diagonal=factor * self.diagonal, core=core), factor
+        return self * factor, factor
 
     # --- what bounds need ---
 
@@ -178,6 +161,13 @@ class TokenBlocks:
         n, e, d = self.diagonal.shape
         return n, e, d
 
+    def portions(self, *, squares: bool = False) -> list[slice]:
+        """All rows, as many neighbours at a time as fit in memory, for products or for `gram`."""
+        n, e, d = self.shape
+        entries = n * d if self.core is None else max(n * d, self.core.entries(squares=squares))
+        most = max(1, min(_PAIR_ENTRIES // entries, _GRAM_ENTRIES // e**2))
+        return [slice(start, min(start + most, n)) for start in range(0, n, most)]
+
     def back(self, x: Tensor, rows: slice) -> Tensor:
         """Jᵢⱼᵀxᵢ for x (rows, e): (rows, n, d)."""
         d = self.diagonal.shape[-1]
@@ -185,7 +175,7 @@ class TokenBlocks:
             y = x.new_zeros(len(x), self.n, d)
         else:
             inner = x if self.left is None else _each(self.left[rows].mT, x)
-            y = self.scale * self.core.back(inner, rows)
+            y = self.core.back(inner, rows)
             if self.right is not None:
                 y = (y.movedim(1, 0) @ self.right).movedim(0, 1)
         self._on_diagonal(y, rows).add_(_each(self.diagonal[rows].mT, x))
@@ -198,7 +188,7 @@ class TokenBlocks:
             return x
         if self.right is not None:
             y = (y.movedim(1, 0) @ self.right.mT).movedim(0, 1)
-        inner = self.scale * self.core.forth(y, rows)
+        inner = self.core.forth(y, rows)
         return x + (inner if self.left is None else _each(self.left[rows], inner))
 
     def gram(self, s: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
@@ -210,7 +200,7 @@ class TokenBlocks:
             return squares, slack
         found, error = self._core_gram(self.core, s, rows)
         # TᵢᵢRᵢDᵢᵀ: the core on the diagonal, with D.
-        beside = self.scale * self.core.own(rows)
+        beside = self.core.own(rows)
         if self.right is not None:
             beside = beside @ self.right[rows]
         size = torch.linalg.vector_norm(beside, dim=(-2, -1))
@@ -228,7 +218,6 @@ class TokenBlocks:
     def _core_gram(self, core: Core, s: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
         """What the core gives alone, between L and Lᵀ."""
         found, error = core.gram(s, rows, self.metric)
-        found, error = self.scale**2 * found, self.scale**2 * error
         if self.left is None:
             return found, error
         L = self.left[rows]

@@ -11,12 +11,10 @@ valid: one that is far from the best costs tightness and never truth. Not in the
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
-from meanfield.linalg.blocks import TokenBlocks, portions
+from meanfield.linalg.blocks import TokenBlocks
 
 # Up to this size eigenvalues are computed; beyond it, a Cholesky factor shows that they are below.
 _SMALL, _POWER_STEPS, _SLACK = 96, 20, 1e-3
@@ -24,19 +22,8 @@ _SMALL, _POWER_STEPS, _SLACK = 96, 20, 1e-3
 _HIDDEN = 1e-300
 
 
-@dataclass(frozen=True, eq=False)
-class RowWeights:
-    """The weights w of the bound above for one map: a certificate that anyone may propose.
-
-    Attributes:
-        values: w ≥ 0, (n, n).
-    """
-
-    values: Tensor
-
-
-def row_bound(blocks: TokenBlocks, weights: RowWeights) -> Tensor:
-    """The bound of ‖J‖ for these weights, raised by what rounding may have taken.
+def row_bound(blocks: TokenBlocks, weights: Tensor) -> Tensor:
+    """The bound of ‖J‖ for weights w (n, n), raised by what rounding may have taken.
 
     Infinite where a weight is 0 and its block is not. In double precision.
 
@@ -44,9 +31,9 @@ def row_bound(blocks: TokenBlocks, weights: RowWeights) -> Tensor:
         ValueError: weights of another shape, negative or NaN ones.
     """
     blocks, factor = blocks.in_range()
-    n, values = blocks.n, _checked(weights.values, blocks.n)
+    n, values = blocks.n, _checked(weights, blocks.n)
     columns, proves = values.new_zeros(n), torch.ones((), dtype=torch.bool, device=values.device)
-    for rows in portions(blocks.shape):
+    for rows in blocks.portions(squares=True):
         w = values[rows]
         proves &= ~((w == 0) & blocks.seen(rows)).any()
         s = torch.where(w > 0, 1 / w, 0.0)

@@ -42,15 +42,14 @@ class Dense(NormSolver):
     @torch.no_grad()
     def candidate(self, linear_map: LinearMap, rtol: float, upper_rtol: float) -> Candidate:
         """The top right singular vectors, with σ itself for an upper end."""
-        batch = math.prod(linear_map.batch_shape)
-        entries = linear_map.rows * linear_map.columns
-        if linear_map.dense is not None:
-            dense = linear_map.dense
-            sigma, v = _chunked(
-                lambda part: _top_vectors(dense(part)), batch, entries, linear_map.device
-            )
-        else:
-            sigma, v = _factor(linear_map.to_dense().reshape(-1, *_matrix_shape(linear_map)))
+        dense = linear_map.dense or linear_map.assembled().dense
+        assert dense is not None
+        sigma, v = _chunked(
+            lambda part: _top_vectors(dense(part)),
+            math.prod(linear_map.batch_shape),
+            linear_map.rows * linear_map.columns,
+            linear_map.device,
+        )
         return _candidate(sigma, v, linear_map, linear_map.batch_shape)
 
     @torch.no_grad()
@@ -59,7 +58,7 @@ class Dense(NormSolver):
     ) -> tuple[Candidate, Tensor]:
         """Skips blocks whose Frobenius norm is already too small, unless all are soon done."""
         n = linear_map.batch_shape[-1]
-        blocks = linear_map.to_dense().reshape(-1, n, *_matrix_shape(linear_map))
+        blocks = linear_map.to_dense().reshape(-1, n, linear_map.rows, linear_map.columns)
         if blocks.numel() <= _FEW_ENTRIES:
             sigma, v = (t.unflatten(0, (-1, n)) for t in _factor(blocks.flatten(0, 1)))
         else:
@@ -86,13 +85,9 @@ def _factor_largest(blocks: Tensor) -> tuple[Tensor, Tensor]:
     return sigma, v
 
 
-def _matrix_shape(linear_map: LinearMap) -> tuple[int, int]:
-    return linear_map.rows, linear_map.columns
-
-
 def _candidate(sigma: Tensor, v: Tensor, linear_map: LinearMap, shape: torch.Size) -> Candidate:
     # Gram matrices and their eigenvalues are as accurate as products of so many terms.
-    room = 4 * (min(_matrix_shape(linear_map)) + 2) * torch.finfo(linear_map.dtype).eps
+    room = 4 * (min(linear_map.rows, linear_map.columns) + 2) * torch.finfo(linear_map.dtype).eps
     upper = (sigma * (1 + room)).reshape(shape)
     return Candidate(v.reshape(*shape, *linear_map.in_shape), upper=upper, miss=0.0)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from meanfield.checks import describe, number
 from meanfield.errors import ConvergenceError
-from meanfield.linalg.certain import RowWeights, row_bound
+from meanfield.linalg.certain import row_bound
 from meanfield.linalg.linear_map import LinearMap
 from meanfield.linalg.vectors import (
     are_in_range,
@@ -45,7 +45,7 @@ class Candidate:
         gap: 1 − (σ₂/σ₁)², as far as the solver sees the second singular value, ``(*batch,)``;
             None if it does not.
         n_matvecs: products with J, as many with Jᵀ; 0 if they were not counted.
-        weights: of the blocks of the rows, one certificate for each map of the flattened batch:
+        weights: w ≥ 0 of the blocks of the rows, (n, n) for each map of the flattened batch:
             `certify` computes the upper ends that they prove, with certainty.
     """
 
@@ -54,7 +54,7 @@ class Candidate:
     miss: float
     gap: Tensor | None = None
     n_matvecs: int = 0
-    weights: Sequence[RowWeights] = ()
+    weights: Sequence[Tensor] = ()
 
 
 class NormEstimate(Answer, noun="norm", title="Operator norm"):
@@ -186,7 +186,7 @@ def _measured(linear_map: LinearMap, candidate: Candidate) -> NormEstimate:
 
 
 @torch.no_grad()
-def proved(linear_map: LinearMap, weights: Sequence[RowWeights]) -> Tensor:
+def proved(linear_map: LinearMap, weights: Sequence[Tensor]) -> Tensor:
     """The upper ends that weights of rows prove, ``(*batch,)``; ∞ for maps without blocks."""
     count = math.prod(linear_map.batch_shape)
     if len(weights) != count:
@@ -208,7 +208,7 @@ def _value_and_residual(
     forth = linear_map.matvec(v).flatten(-2)
     length = lengths_in_range(forth)
     if not are_in_range(length):
-        # Products in the middle of the number range: a power of two takes nothing from v.
+        # Rescaled by a power of two, which is exact, so that no square leaves the number range.
         scale, measure = _power_towards_one(upper), lengths
         forth = finite(linear_map.matvec(scale[..., None, None] * v).flatten(-2))
         forth, length = normalised(forth)

@@ -76,15 +76,22 @@ class Lanczos(NormSolver):
 def _iterated(
     linear_map: LinearMap, rtol: float, upper_rtol: float, solver: Lanczos, *, blocks: int
 ) -> Candidate:
-    """Batch entries form groups of `blocks`; only the largest norm of each has to converge."""
-    start = _random_start(linear_map, solver.generator)
+    """Neighbours in the batch form groups of `blocks`; of each the largest norm must converge."""
+    draw = random_vectors(
+        math.prod(linear_map.batch_shape),
+        linear_map.columns,
+        dtype=linear_map.dtype,
+        device=linear_map.device,
+        generator=as_generator(solver.generator),
+    )
+    start = normalised(draw)[0]  # uniform on the sphere
     miss = _MISS[linear_map.dtype] if solver.miss is None else solver.miss
     tangent = _SLACK * start_tangent(linear_map.columns, miss)
     process = Bidiagonalisation(linear_map, start)
     rank = min(linear_map.rows, linear_map.columns)
     while True:
         process.advance()
-        # rank + 1 steps span everything.
+        # After one step more than the rank the bases span everything.
         ended = process.products >= solver.max_steps or process.products > rank
         if not ended and process.products % _STEPS:
             continue
@@ -112,37 +119,22 @@ def _iterated(
     )
 
 
-def _random_start(linear_map: LinearMap, generator: torch.Generator | int) -> Tensor:
-    """Unit vectors (b, n·d), uniform on the sphere."""
-    draw = random_vectors(
-        math.prod(linear_map.batch_shape),
-        linear_map.columns,
-        dtype=linear_map.dtype,
-        device=linear_map.device,
-        generator=as_generator(generator),
-    )
-    return normalised(draw)[0]
-
-
 def _top_triples(process: Bidiagonalisation) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """σ, relative residual, relative gap, coefficients of v in the right basis; per map."""
     # A part of the batch at a time: many small matrices at once would outweigh the bases.
-    size = max(1, _SMALL_ENTRIES // process.products**2)
-    starts = range(0, max(process.batch, 1), size)
-    parts = [_top_of_part(process, slice(i, i + size)) for i in starts]
-    dtype = process.map.dtype
+    size, parts = max(1, _SMALL_ENTRIES // process.products**2), []
+    for start in range(0, max(process.batch, 1), size):
+        _, values, right, residuals = process.triples(slice(start, start + size))
+        gap = torch.zeros_like(values[:, 0])
+        if process.products > 2:
+            scale = torch.where(values[:, 0] > 0, values[:, 0], 1.0)
+            # The second singular value may lie above the second Ritz value by that one's residual.
+            second = (values[:, 1] * (1 + residuals[:, 1]) / scale).square()
+            gap = (1 - second).clamp_min(0.0)
+        parts.append((values[:, 0], residuals[:, 0], gap, right[:, 0, :].clone()))
     sigma, residual, gap, coefficients = (
-        torch.cat(column).to(dtype) for column in zip(*parts, strict=True)
+        torch.cat(column).to(process.map.dtype) for column in zip(*parts, strict=True)
     )
     return sigma, residual, gap, coefficients
 
 
-def _top_of_part(process: Bidiagonalisation, part: slice) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    _, values, right, residuals = process.triples(part)
-    gap = torch.zeros_like(values[:, 0])
-    if process.products > 2:
-        scale = torch.where(values[:, 0] > 0, values[:, 0], 1.0)
-        # The second singular value may lie above the second Ritz value by that one's residual.
-        second = (values[:, 1] * (1 + residuals[:, 1]) / scale).square()
-        gap = (1 - second).clamp_min(0.0)
-    return values[:, 0], residuals[:, 0], gap, right[:, 0, :].clone()

@@ -7,13 +7,12 @@ import numbers
 import operator
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import cache
 from typing import Any, overload
 
 import torch
 from torch import Tensor
 
-from meanfield.checks import describe, to_host, without_autocast
+from meanfield.checks import describe, without_autocast
 from meanfield.linalg.blocks import TokenBlocks
 
 
@@ -77,7 +76,7 @@ class LinearMap:
         """A map of displacements of these points, by products.
 
         Args:
-            points: ``(*batch, n, d)``: their shape, dtype and device are meant.
+            points: ``(*batch, n, d)``: gives shape, dtype and device; values are not read.
             matvec: ε ``(*batch, n, d)`` ↦ Jε ``(*batch, n, out_dim)``.
             rmatvec: ζ ↦ Jᵀζ, the other way.
             out_dim: d by default.
@@ -158,14 +157,13 @@ class LinearMap:
     @property
     def T(self) -> LinearMap:
         """The transpose."""
-        dense = self.dense
         return replace(
             self,
             matvec=self.rmatvec,
             rmatvec=self.matvec,
             in_shape=self.out_shape,
             out_shape=self.in_shape,
-            dense=None if dense is None else lambda part: dense(part).mT,
+            dense=_mapped(lambda matrices: matrices.mT, self.dense),
             blocks=None,
         )
 
@@ -178,7 +176,7 @@ class LinearMap:
 
     def __array__(self, *args: Any, **kwargs: Any) -> Any:
         """Refused: NumPy would make one object of it."""
-        raise TypeError("expected an array, got a LinearMap; take J.to_dense() or J.to_scipy()")
+        raise TypeError("expected an array, got a LinearMap; take J.to_dense()")
 
     @overload
     def __matmul__(self, other: LinearMap) -> LinearMap: ...
@@ -210,8 +208,8 @@ class LinearMap:
             matvec=lambda eps: self.matvec(other.matvec(eps)),
             rmatvec=lambda zeta: other.rmatvec(self.rmatvec(zeta)),
             in_shape=other.in_shape,
-            dense=_combined(self.dense, other.dense, torch.matmul),
-            blocks=_of_both(self.blocks, other.blocks, operator.matmul),
+            dense=_mapped(torch.matmul, self.dense, other.dense),
+            blocks=_mapped(operator.matmul, self.blocks, other.blocks),
         )
 
     def __add__(self, other: LinearMap) -> LinearMap:
@@ -228,26 +226,20 @@ class LinearMap:
             self,
             matvec=lambda eps: self.matvec(eps) + other.matvec(eps),
             rmatvec=lambda zeta: self.rmatvec(zeta) + other.rmatvec(zeta),
-            dense=_combined(self.dense, other.dense, torch.add),
-            blocks=_of_both(self.blocks, other.blocks, operator.add),
+            dense=_mapped(torch.add, self.dense, other.dense),
+            blocks=_mapped(operator.add, self.blocks, other.blocks),
         )
 
     def __mul__(self, factor: float) -> LinearMap:
         """c · J for a real number c."""
         if not isinstance(factor, numbers.Real):
             return NotImplemented
-        dense, blocks = self.dense, self.blocks
-
-        def scaled(index: int) -> TokenBlocks | None:
-            own = None if blocks is None else blocks(index)
-            return None if own is None else own * float(factor)
-
         return replace(
             self,
             matvec=lambda eps: factor * self.matvec(eps),
             rmatvec=lambda zeta: factor * self.rmatvec(zeta),
-            dense=None if dense is None else lambda part: factor * dense(part),
-            blocks=scaled,
+            dense=_mapped(lambda matrices: factor * matrices, self.dense),
+            blocks=_mapped(lambda blocks: float(factor) * blocks, self.blocks),
         )
 
     __rmul__ = __mul__
@@ -318,33 +310,6 @@ class LinearMap:
             shape = (*self.batch_shape, *self.in_shape)
             yield self.matvec(unit.reshape(self.in_shape).expand(shape)).reshape(-1, self.rows)
 
-    def to_scipy(self) -> Any:
-        """A `scipy.sparse.linalg.LinearOperator` on flat NumPy vectors, for one map on the CPU.
-
-        Raises:
-            ValueError: the map is a batch of several.
-        """
-        from scipy.sparse.linalg import LinearOperator
-
-        if math.prod(self.batch_shape) != 1:
-            raise ValueError(
-                f"to_scipy: expected one map, got a batch of shape {tuple(self.batch_shape)}"
-            )
-
-        def product(apply: Callable[[Tensor], Tensor], shape: tuple[int, int]) -> Any:
-            def flat(vector: Any) -> Any:
-                tensor = torch.as_tensor(vector, dtype=self.dtype, device=self.device)
-                return to_host(apply(tensor.reshape(*self.batch_shape, *shape)).flatten())
-
-            return flat
-
-        return LinearOperator(
-            (self.rows, self.columns),
-            matvec=product(self.matvec, self.in_shape),
-            rmatvec=product(self.rmatvec, self.out_shape),
-            dtype=str(self.dtype).removeprefix("torch."),
-        )
-
 
 def _one_by_one(product: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     return lambda vectors: product(vectors.squeeze(-2)).unsqueeze(-2)
@@ -358,27 +323,13 @@ def _by_matrix(matrices: Tensor, shape: tuple[int, int]) -> Callable[[Tensor], T
     return product
 
 
-def _of_both(
-    left: Callable[[int], TokenBlocks | None] | None,
-    right: Callable[[int], TokenBlocks | None] | None,
-    operation: Callable[[TokenBlocks, TokenBlocks], TokenBlocks | None],
-) -> Callable[[int], TokenBlocks | None] | None:
-    if left is None or right is None:
+def _mapped(operation: Callable[..., Any], *members: Callable[[Any], Any] | None) -> Any:
+    """`dense` or `blocks` of one map or two, after an operation; None where one has none."""
+    if any(member is None for member in members):
         return None
 
-    @cache
-    def both(index: int) -> TokenBlocks | None:
-        one, other = left(index), right(index)
-        return None if one is None or other is None else operation(one, other)
+    def mapped(at: slice | int) -> Any:
+        parts = [member(at) for member in members if member is not None]
+        return None if any(part is None for part in parts) else operation(*parts)
 
-    return both
-
-
-def _combined(
-    left: Callable[[slice], Tensor] | None,
-    right: Callable[[slice], Tensor] | None,
-    operation: Callable[[Tensor, Tensor], Tensor],
-) -> Callable[[slice], Tensor] | None:
-    if left is None or right is None:
-        return None
-    return lambda part: operation(left(part), right(part))
+    return mapped

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,19 +11,18 @@ import torch
 from torch import Tensor
 
 from meanfield.checks import count, is_host
-from meanfield.linalg.blocks import TokenBlocks, portions
-from meanfield.linalg.certain import RowWeights, top_eigenvalues
-from meanfield.linalg.evidence import Candidate, proved
+from meanfield.linalg.blocks import TokenBlocks
+from meanfield.linalg.certain import top_eigenvalues
+from meanfield.linalg.evidence import Candidate
 from meanfield.linalg.krylov import Lanczos
 from meanfield.linalg.linear_map import LinearMap
 from meanfield.linalg.solvers import NormSolver
-
-_logger = logging.getLogger(__name__)
+from meanfield.linalg.vectors import units
 
 # Power steps for the top direction of each row, each round and in the first.
 _STEPS, _FIRST_STEPS = 2, 8
-# Length of what is added to the top directions before each round.
-_STIRRED = 0.1
+# Length of the noise that is added to the top eigenvectors before each round.
+_NOISE = 0.1
 # It ends when so many rounds together have gained less than this.
 _PATIENCE, _GAIN = 3, 0.02
 # So many rounds between two looks at a device: it makes up to three in vain.
@@ -94,7 +92,7 @@ class Certified(NormSolver):
         return Candidate(found.direction, upper, 0.0, found.gap, found.n_matvecs), None
 
     @torch.no_grad()
-    def weights(self, linear_map: LinearMap) -> list[RowWeights]:
+    def weights(self, linear_map: LinearMap) -> list[Tensor]:
         """The certificate for each map of the flattened batch, without a value.
 
         Raises:
@@ -112,36 +110,24 @@ class Certified(NormSolver):
             if blocks is None:
                 raise NotImplementedError(
                     "Certified: expected one attention in a map, with a kernel that says how its "
-                    "keys move, got several in a row or in a sum, or a kernel without key_slopes; "
-                    "give it key_slopes, or take Dense() if the map is small, or Lanczos()"
+                    "keys move, got several in a row or in a sum, or a kernel without "
+                    "feature_slopes; give it these, or take Dense() for a small map, or Lanczos()"
                 )
             inside, _ = blocks.in_range()
-            weights.append(RowWeights(self._improved(inside)))
+            weights.append(self._improved(inside))
         return weights
 
     def _improved(self, blocks: TokenBlocks) -> Tensor:
         """The best weights found, (n, n)."""
-        search, best = _Search(blocks), math.inf
-        kept, since = search.weights, list[float]()
-        while len(since) < self.rounds:
-            for estimate, weights in search.rounds(self.rounds - len(since)):
-                if estimate < best:
-                    best, kept = estimate, weights
-                since.append(best)
-                if len(since) % 10 == 0:
-                    _logger.info("certified norm: round %d, bound about %.4g", len(since), best)
-                if len(since) > _PATIENCE and best > (1 - _GAIN) * since[-1 - _PATIENCE]:
-                    return kept
+        search, best, since = _Search(blocks), math.inf, list[float]()
+        kept = search.weights
+        for estimate, weights in search.rounds(self.rounds):
+            if estimate < best:
+                best, kept = estimate, weights
+            since.append(best)
+            if len(since) > _PATIENCE and best > (1 - _GAIN) * since[-1 - _PATIENCE]:
+                break
         return kept
-
-
-def certain_upper(linear_map: LinearMap) -> Tensor:
-    """An upper bound of the norm alone, ``(*batch,)``: that of `Certified` without an iteration.
-
-    Raises:
-        NotImplementedError: a map offers no blocks.
-    """
-    return proved(linear_map, Certified().weights(linear_map))
 
 
 @torch.no_grad()
@@ -151,7 +137,9 @@ def certain_block_upper(linear_map: LinearMap) -> Tensor:
     Their Gram matrices are shown to be below a multiple of the identity, unless the Frobenius norm
     of one already is below that of the largest.
     """
-    dense = linear_map.to_dense().flatten(0, -3).double()
+    matrices = linear_map.to_dense().double()
+    unit = units(matrices.flatten(-3))[..., None, None]  # of each map: squares stay in range
+    dense = (matrices / unit).flatten(0, -3)
     gram = dense @ dense.mT if dense.shape[-2] < dense.shape[-1] else dense.mT @ dense
     m, eps = gram.shape[-1], torch.finfo(dense.dtype).eps
     slack = 2 * sum(dense.shape[-2:]) * eps * dense.square().sum((-2, -1))
@@ -165,7 +153,8 @@ def certain_block_upper(linear_map: LinearMap) -> Tensor:
     top[left] = top_eigenvalues(gram[left]) + slack[left]
     top = torch.maximum(least, top.reshape(by_map.shape).amax(-1))
     up = 1 + 2 * torch.finfo(linear_map.dtype).eps
-    return (up * top.sqrt()).to(linear_map.dtype).reshape(linear_map.batch_shape[:-1])
+    found = unit.flatten() * top.sqrt()
+    return (up * found.to(linear_map.dtype)).reshape(linear_map.batch_shape[:-1])
 
 
 class _Search:
@@ -181,7 +170,7 @@ class _Search:
 
     def __init__(self, blocks: TokenBlocks) -> None:
         n, e, _ = blocks.shape
-        self.blocks, self.parts = blocks, portions(blocks.shape)
+        self.blocks, self.parts = blocks, blocks.portions()
         self.seen = torch.cat([blocks.seen(rows) for rows in self.parts])
         self.weights = self.seen.double()
         self.theta = torch.ones_like(self.weights[0])
@@ -191,8 +180,12 @@ class _Search:
         self.done = 0
 
     def rounds(self, most: int) -> Iterator[tuple[float, Tensor]]:
-        """Estimates and weights of the next round, or on a device of the next few."""
-        count = min(most, 1 if is_host(self.x.device) else _UNSEEN)
+        """Estimates and weights of each round; on a device a few are made before one is seen."""
+        step = 1 if is_host(self.x.device) else _UNSEEN
+        for start in range(0, most, step):
+            yield from self._few_rounds(min(step, most - start))
+
+    def _few_rounds(self, count: int) -> Iterator[tuple[float, Tensor]]:
         settings: Any = {"generator": self.generator, "dtype": torch.float64}
         draws = torch.stack([torch.randn(self.x.shape, **settings) for _ in range(count)])
         tried = [(self._round(draw), self.weights) for draw in draws.to(self.x)]
@@ -204,10 +197,10 @@ class _Search:
         if self.done:
             self._update()
         s = torch.where(self.weights > 0, 1 / self.weights, 0.0)
-        # A little of all directions: with new weights another one may have come to the top.
+        # A tenth of noise: under new weights another eigenvector may be the largest.
         length = torch.linalg.vector_norm(self.x, dim=-1, keepdim=True)
         self.x = self.x / torch.where(length > 0, length, 1.0)
-        self.x = self.x + _STIRRED * (draw / draw.shape[-1] ** 0.5)
+        self.x = self.x + _NOISE * (draw / draw.shape[-1] ** 0.5)
         for _ in range(_STEPS if self.done else _FIRST_STEPS):
             squares = torch.cat([self._step(s, rows) for rows in self.parts])
         self.columns = ((s * squares).sum(-1, keepdim=True) * self.weights).sum(0)

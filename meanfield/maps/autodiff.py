@@ -47,6 +47,10 @@ class Linearisation:
         """That of G∘F from those of G at F(μ) (`self`) and of F at μ (`other`)."""
         return Linearisation(self.atoms @ other.atoms, self.field @ other.field)
 
+    def assembled(self) -> Linearisation:
+        """By its matrices."""
+        return Linearisation(self.atoms.assembled(), self.field.assembled())
+
 
 def check_geometry(geometry: str) -> None:
     """Refuse anything but "wasserstein" and "euclidean"."""
@@ -54,7 +58,7 @@ def check_geometry(geometry: str) -> None:
 
 
 def linearize_by_autodiff(
-    F: MeasureMap, mu: ParticleMeasure, *, geometry: str = "euclidean", check: bool = True
+    F: MeasureMap, mu: ParticleMeasure, *, geometry: str = "euclidean"
 ) -> Linearisation:
     """`linearize` by automatic differentiation, whatever F declares.
 
@@ -69,7 +73,7 @@ def linearize_by_autodiff(
     check_geometry(geometry)
     image = checked_image(F, mu)
     products = _Products(F, mu)
-    if check and mu.points.numel():  # of an empty batch nothing can be compared
+    if mu.points.numel():  # of an empty batch nothing can be compared
         check_repeats(F, mu, image)
         check_derivative(F, mu, image, products.forward, products.backward)
         if geometry == "wasserstein":
@@ -77,7 +81,7 @@ def linearize_by_autodiff(
     out_dim = image.dim
     atoms = _atoms(products, mu, out_dim, geometry)
     field = _field(_Products(F, split(mu)), mu, out_dim)
-    if not check or geometry == "euclidean":
+    if geometry == "euclidean":
         return Linearisation(atoms, field)
     light_atoms = partial(check_light_atoms, name_of(F), mu, image, atoms)
     light_atoms()

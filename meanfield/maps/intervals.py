@@ -11,6 +11,7 @@ documentation.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -18,8 +19,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from meanfield.linalg import NormSolver, operator_norm
-from meanfield.linalg.norms import largest_block_norm
+from meanfield.linalg import NormSolver
 from meanfield.linalg.solvers import as_solver
 from meanfield.maps.autodiff import Linearisation
 from meanfield.maps.map import (
@@ -30,11 +30,9 @@ from meanfield.maps.map import (
     expanded_radii,
     is_small,
     known,
+    norm_upper,
 )
 from meanfield.measures import ParticleMeasure
-
-# Relative: what norms of intervals are raised by.
-_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,7 +125,7 @@ def _measure(
     """Puts in the norms; of an interval with a map that has no derivative they stay ∞."""
     found = [derivative_if_any(F, nu) for F, nu in zip(maps, measures, strict=True)]
     if solver is None:
-        found = [at and Linearisation(at.atoms.assembled(), at.field.assembled()) for at in found]
+        found = [at and at.assembled() for at in found]
     for k in range(len(maps)):
         whole: Linearisation | None = None
         for place, each in enumerate(found[k:], k + 1):
@@ -135,21 +133,6 @@ def _measure(
                 break
             whole = each if whole is None else each @ whole
             if solver is None:
-                atoms, field = whole.atoms.assembled(), whole.field.assembled()
-                whole = Linearisation(atoms, field)
-                norms[place, k] = _norm(atoms.to_dense()).maximum(_norm(field.to_dense()).amax(-1))
-            else:
-                norms[place, k] = operator_norm(whole.atoms, solver=solver, strict=False).upper
-                norms[place, k].clamp_(min=largest_block_norm(whole.field, strict=False)[0].upper)
-
-
-def _norm(matrices: Tensor) -> Tensor:
-    """Spectral norms from above, ∞ where entries leave the number range."""
-    finite = matrices.isfinite().all(-1).all(-1)
-    usable = torch.where(finite[..., None, None], matrices, 0.0)
-    scale = usable.abs().amax((-2, -1)).clamp_min(torch.finfo(usable.dtype).tiny)
-    unit = usable / scale[..., None, None]
-    wide = unit.shape[-2] < unit.shape[-1]
-    gram = unit @ unit.mT if wide else unit.mT @ unit
-    top = torch.linalg.eigvalsh(gram)[..., -1].clamp_min(0).sqrt() * scale
-    return torch.where(finite, (1 + _ROUNDING) * top, math.inf)
+                whole = whole.assembled()
+            with contextlib.suppress(OverflowError):  # of matrices out of range nothing is known
+                norms[place, k] = norm_upper(whole, solver)

@@ -21,9 +21,10 @@ from meanfield.checks import name_of, without_autocast
 from meanfield.errors import NoDerivativeError
 from meanfield.habits import with_hints
 from meanfield.images import check_map
-from meanfield.linalg import Dense, operator_norm
+from meanfield.linalg import Certified, Dense, NormSolver, operator_norm
+from meanfield.linalg.evidence import proved
 from meanfield.linalg.norms import largest_block_norm
-from meanfield.linalg.row_weights import certain_block_upper, certain_upper
+from meanfield.linalg.row_weights import certain_block_upper
 from meanfield.maps.autodiff import Linearisation, check_geometry, linearize_by_autodiff
 from meanfield.measures import MeasureMap, ParticleMeasure, check_measure
 
@@ -31,7 +32,7 @@ from meanfield.measures import MeasureMap, ParticleMeasure, check_measure
 # for particlewise maps up to this many entries of all blocks together (a few seconds).
 _FACTORED, _FACTORED_ENTRIES = 1024, 2**24
 
-# Members that only subclasses of `Map` may have: of other classes nobody would read them.
+# Other classes with these members are refused: they would be ignored.
 _DECLARED = {
     *("ball_bounds", "causal", "largest_logits", "linearisation", "local_upper", "particlewise"),
 }
@@ -254,12 +255,12 @@ def as_map(F: MeasureMap, name: str = "F") -> Map:
     if isinstance(F, Map):
         return F
     check_map(F, name)
-    told = sorted(_DECLARED.intersection(dir(F)))
-    if told:
+    declared = sorted(_DECLARED.intersection(dir(F)))
+    if declared:
         raise TypeError(
             f"{name}: expected a subclass of meanfield.Map, got {type(F).__name__}, which is none "
-            f"but has {', '.join(told)}; write class {type(F).__name__}(meanfield.Map), or pass "
-            "lambda mu: F(mu), which declares nothing"
+            f"but has {', '.join(declared)}; write class {type(F).__name__}(meanfield.Map), or "
+            "pass lambda mu: F(mu), which declares nothing"
         )
     return _Function(F)
 
@@ -350,8 +351,9 @@ def certain_norm(at: Linearisation) -> Tensor | None:
     if not has_blocks(at):
         return None
     if at.atoms.columns <= _FACTORED:
-        return _factored(at)
-    return torch.maximum(certain_upper(at.atoms), certain_block_upper(at.field))
+        return norm_upper(at)
+    whole = proved(at.atoms, Certified().weights(at.atoms))
+    return torch.maximum(whole, certain_block_upper(at.field))
 
 
 def constant_upper(F: MeasureMap, mu: ParticleMeasure) -> Tensor:
@@ -367,7 +369,11 @@ def constant_upper(F: MeasureMap, mu: ParticleMeasure) -> Tensor:
     alone, size = F.particlewise, mu.log_weights.numel() * mu.dim
     small = size * mu.dim <= _FACTORED_ENTRIES if alone else is_small(mu)
     at = derivative_if_any(F, mu) if small else None
-    return F.local_upper(mu) if at is None else _factored(at, alone)
+    if at is None:
+        return F.local_upper(mu)
+    if alone:  # both components are one
+        return largest_block_norm(at.field, solver=Dense(), strict=False)[0].upper
+    return norm_upper(at)
 
 
 def is_small(mu: ParticleMeasure) -> bool:
@@ -375,9 +381,9 @@ def is_small(mu: ParticleMeasure) -> bool:
     return mu.n_particles * mu.dim <= _FACTORED
 
 
-def _factored(at: Linearisation, alone: bool = False) -> Tensor:
-    if alone:
-        return largest_block_norm(at.field, solver=Dense(), strict=False)[0].upper
-    whole = operator_norm(at.atoms, solver=Dense(), strict=False)
-    field, _ = largest_block_norm(at.field, solver=Dense(), strict=False, beside=whole.value)
+def norm_upper(at: Linearisation, solver: NormSolver | None = None) -> Tensor:
+    """An upper end of both components, ``(*batch,)``; they are factored without a solver."""
+    whole = operator_norm(at.atoms, solver=solver or Dense(), strict=False)
+    blocks = None if solver else Dense()
+    field, _ = largest_block_norm(at.field, solver=blocks, strict=False, beside=whole.value)
     return torch.maximum(whole.upper, field.upper)

@@ -15,10 +15,11 @@ from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, sampl
 from meanfield.attention import input_bounds, kernels, normalizations
 from meanfield.attention.ball_bounds import ball_bound
 from meanfield.attention.input_bounds import Frames
-from meanfield.attention.kernels.kernel import Motion
+from meanfield.attention.kernels.kernel import At, Motion
 from meanfield.attention.sigmoid_ball import _Rows as sigmoid_rows
 from meanfield.attention.weights import Block
 from meanfield.lipschitz import local_lipschitz
+from meanfield.maps import linearize
 from meanfield.maps.map import ball_bounds
 from tests.attention import input_bounds_oracles as oracle
 from tests.attention.input_bounds_oracles import case
@@ -176,6 +177,20 @@ def test_the_bounds_of_other_kernels_hold_in_the_ball(name):
         assert float(torch.linalg.matrix_norm(change, 2).max()) <= float(near.change) * (1 + 1e-9)
 
 
+def test_queries_that_follow_the_scale_move_as_it_does_whatever_they_are_normalised_of():
+    """Inside another normalisation they come without the scale, which must not be taken again."""
+    kernel = kernels.qk_norm(eps=0.1, inner=kernels.cosine(0.5, eps=0.1))
+    points, one = case(5)[1].points, torch.tensor(0.3, dtype=F64)
+    d = points.shape[-1]
+    eye, found = torch.eye(d, dtype=F64), []
+    for scale in (0.5, 3.0):
+        par = AttentionParameters(eye, eye, eye, scale=scale)
+        queries, _ = kernel.motion(At(par, points, None), one)
+        found.append([*queries, kernel.feature_sizes(par, 2.0).query_slope])
+    for small, large in zip(*found, strict=True):
+        torch.testing.assert_close(large, 6 * small)
+
+
 @pytest.mark.parametrize("name", ["dot product", *KERNELS])
 def test_queries_and_keys_move_turn_and_bend_no_more_than_a_kernel_says(name):
     """Alone: in the bound of a layer another term may hide one that is too small."""
@@ -185,7 +200,7 @@ def test_queries_and_keys_move_turn_and_bend_no_more_than_a_kernel_says(name):
     points = mu.points * torch.logspace(-2, 0, 6, dtype=F64)[:, None]
     g, width = torch.Generator().manual_seed(7), par.query.shape[-2]  # squares come behind
     for eps in (1e-3, 0.1, 0.8):
-        told = kernel.motion(par, points, s, torch.tensor(eps, dtype=F64))
+        told = kernel.motion(At(par, points, s), torch.tensor(eps, dtype=F64))
         steps = torch.randn(400, *points.shape, dtype=F64, generator=g)
         moved = points + eps * steps / steps.norm(dim=-1, keepdim=True)
 
@@ -280,7 +295,7 @@ def test_blocks_under_sigmoids_change_by_no_more_than_each_is_said_to(points):
             off = torch.stack([matrices[:, :2, 2:], matrices[:, 2:, :2]], 1)
             share = 2 * torch.linalg.matrix_norm(off, 2) / (frames.unit * most[0, [0, 1], [1, 0]])
             assert (0.2 if eps < 1 else 0) < float(share.max()) <= 1 + 1e-9
-        fields, own = F.field_jacobians(batch), F.field_jacobians(mu)
+        fields, own = linearize(F, batch).field.to_dense(), linearize(F, mu).field.to_dense()
         for matrices, most in ((fields - own, rows.turning_change), (fields, rows.turning)):
             share = torch.linalg.matrix_norm(matrices, 2) / (frames.unit * most[0])
             assert float(share.max()) <= 1 + 1e-9

@@ -16,9 +16,9 @@ from meanfield.attention import (
     SelfAttention,
     kernels,
     normalizations,
-    weights,
 )
-from meanfield.attention.kernels.kernel import FeatureTransform, ModifiedKernel
+from meanfield.attention.kernels.kernel import At, FeatureTransform, ModifiedKernel
+from meanfield.attention.tangent import AttentionTangent
 from meanfield.errors import NoDerivativeError
 from meanfield.lipschitz import local_lipschitz
 from meanfield.maps import linearize
@@ -85,16 +85,6 @@ def library_kernel(spec: slow.Spec) -> kernels.Kernel:
     return {"soft_cap": kernels.soft_cap, "window": kernels.window}[name](settings[0], inner=inner)
 
 
-class SoftplusOverSum(normalizations.Normalization):
-    """A normalisation of one's own, of the whole matrix although rows stand by themselves."""
-
-    has_field = True
-
-    def whole(self, scores: torch.Tensor, log_weights: torch.Tensor) -> torch.Tensor:
-        parts = log_weights.exp() * torch.nn.functional.softplus(scores)
-        return parts / (1 + parts.sum(-1, keepdim=True))
-
-
 def library_normalization(spec: slow.Spec) -> Any:
     name, *settings = spec
     if name == "sink":
@@ -106,7 +96,7 @@ def library_normalization(spec: slow.Spec) -> Any:
     if name == "sinkhorn":
         return normalizations.sinkhorn(rtol=1e-12)
     if name == "custom":
-        return SoftplusOverSum()
+        return normalizations.RowWise(lambda s: torch.nn.functional.softplus(s).log(), sink=0.0)
     return normalizations.softmax
 
 
@@ -216,20 +206,20 @@ def test_map_and_derivatives_are_those_of_the_double_loop(kernel, normalization,
         is_map(at.atoms, wanted, 1e-10)
     slopes = slow.field_jacobians(case)
     is_map(at.field, slopes, 1e-10, alive)
-    assert normalization == "custom" or not at.field.to_dense()[~alive].any()
+    assert not at.field.to_dense()[~alive].any()
 
 
 @pytest.mark.parametrize(("kernel", "normalization", "causal"), A_THIRD[1::2])
 def test_blocks_recomputed_are_the_matrices_kept(kernel, normalization, causal):
-    if normalization in ("custom", "sinkhorn"):
-        pytest.skip("products of these are not made of blocks alone")
+    if normalization == "sinkhorn":
+        pytest.skip("its products are not made of blocks alone")
     case = make_case(kernel, normalization, causal=causal, seed=1, n=7)
     F, mu = library(case)
     for geometry in ("euclidean", "wasserstein"):
-        wanted = F.tangent(mu, geometry=geometry).as_linear_map().to_dense()
-        blocks = F.tangent(mu, geometry=geometry, memory=0, block_size=3)
+        wanted = AttentionTangent(F.weights(mu), geometry=geometry).as_linear_map().to_dense()
+        blocks = AttentionTangent(F.weights(mu), geometry=geometry, memory=0, block_size=3)
         is_map(blocks.as_linear_map(), wanted, 1e-12)
-        slopes = F.tangent(mu, geometry=geometry).field_jacobians()
+        slopes = AttentionTangent(F.weights(mu), geometry=geometry).field_jacobians()
         is_map(blocks.field_linear_map(), slopes, 1e-12)
 
 
@@ -264,13 +254,13 @@ def test_push_is_the_derivative_of_the_features_and_pull_its_transpose(kernel):
 
     along = torch.randn(points.shape, generator=generator, dtype=F64)
     wanted = torch.func.jvp(whole, (points,), (along,))[1]
-    pushed = own.push(parameters, points, positions, along)
+    pushed = own.push(At(parameters, points, positions), along)
     cotangents = [torch.randn(t.shape, generator=generator, dtype=F64) for t in wanted]
     found = [t for t in pushed[:4] if t is not None]
     assert len(found) == len(wanted)
     for one, other in zip(found, wanted, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-13, atol=1e-13)
-    back = own.pull(parameters, points, positions, kernels.Features(*cotangents))
+    back = own.pull(At(parameters, points, positions), kernels.Features(*cotangents))
     there = sum((a * b).sum() for a, b in zip(found, cotangents, strict=True))
     room = math.sqrt(
         sum(
@@ -352,14 +342,14 @@ class AllThree(kernels.Kernel):
         q, k, v = parameters.project(points)
         return kernels.Features(self._unit(q), self._unit(k), v)
 
-    def push(self, parameters, points, positions, displacement):
-        q, k, _ = parameters.project(points)
-        dq, dk, dv = parameters.project(displacement)
+    def push(self, at, displacement):
+        q, k, _ = at.parameters.project(at.points)
+        dq, dk, dv = at.parameters.project(displacement)
         return kernels.Features(self._across(q, dq), self._across(k, dk), dv)
 
-    def pull(self, parameters, points, positions, cotangents):
-        q, k, _ = parameters.project(points)
-        return parameters.project_transposed(
+    def pull(self, at, cotangents):
+        q, k, _ = at.parameters.project(at.points)
+        return at.parameters.project_transposed(
             self._across(q, cotangents.q), self._across(k, cotangents.k), cotangents.v
         )
 
@@ -474,48 +464,8 @@ def test_a_turn_without_its_derivative_is_refused():
     ):
 
         class Half(FeatureTransform):
-            def turn(self, parameters, features, positions):
+            def turn(self, at, features):
                 return features
-
-
-class BalancedByIteration(normalizations.Normalization):
-    """Sinkhorn's iteration on the whole matrix: a function of all rows at once."""
-
-    def whole(self, scores: torch.Tensor, log_weights: torch.Tensor) -> torch.Tensor:
-        log_p = scores + log_weights
-        for _ in range(60):
-            log_p = log_p - log_p.logsumexp(-1, keepdim=True)
-            log_c = (log_p + log_weights.mT).logsumexp(-2, keepdim=True) - log_weights
-            log_p = log_p - log_c
-        return (log_p - log_p.logsumexp(-1, keepdim=True)).exp()
-
-
-class SoftmaxOfAll(normalizations.Normalization):
-    def whole(self, scores: torch.Tensor, log_weights: torch.Tensor) -> torch.Tensor:
-        return (scores + log_weights).softmax(-1)
-
-
-def test_a_normalisation_of_your_own_is_right_where_rows_come_in_blocks(monkeypatch):
-    """It was once called on blocks of rows: exact at n = 400, off by 2.6 at n = 1,500."""
-    n = 150
-    for name in ("_BLOCK_ENTRIES", "_LARGE_BLOCK_ENTRIES"):
-        monkeypatch.setattr(weights, name, 20 * n)
-    generator = torch.Generator().manual_seed(0)
-    par = AttentionParameters.random(3, std=0.6, generator=generator)
-    logs = torch.randn(n, generator=generator, dtype=F64).log_softmax(-1)
-    mu = ParticleMeasure(torch.randn(n, 3, generator=generator, dtype=F64), log_weights=logs)
-    mine = SelfAttention(par, normalization=BalancedByIteration())
-    ours = SelfAttention(par, normalization=normalizations.sinkhorn())
-    torch.testing.assert_close(mine(mu).points, ours(mu).points, rtol=0, atol=1e-9)
-    plain = SelfAttention(par)
-    alike = replace(plain, normalization=SoftmaxOfAll())
-    torch.testing.assert_close(alike(mu).points, plain(mu).points, rtol=0, atol=1e-12)
-    eps = torch.randn(n, 3, generator=generator, dtype=F64)
-    torch.testing.assert_close(
-        linearize(alike, mu).atoms.matvec(eps), linearize(plain, mu).atoms.matvec(eps)
-    )
-    with pytest.raises(ValueError, match="expected a normalisation of rows"):
-        mine.field(mu)
 
 
 @pytest.mark.parametrize(

@@ -222,19 +222,12 @@ def test_settings_that_mean_nothing_are_refused(settings):
         normalizations.sinkhorn(**settings)
 
 
-def test_only_sinkhorn_has_a_plan_and_own_normalisations_are_wrapped():
+def test_only_sinkhorn_has_a_plan_and_functions_are_wrapped():
     par = AttentionParameters.random(3)
     with pytest.raises(ValueError, match="expected the normalisation sinkhorn"):
         SelfAttention(par).plan(measure(0))
     with pytest.raises(TypeError, match="takes a function of yours"):
         SelfAttention(par, normalization=torch.softmax)
-
-    class Short(normalizations.Normalization):
-        def whole(self, scores, log_weights):
-            return (scores + log_weights).softmax(-1)[..., :-1]
-
-    with pytest.raises(ValueError, match=r"Short.*\.whole: expected attention weights of shape"):
-        SelfAttention(par, normalization=Short())(measure(0))
 
 
 def test_gradients_of_forward_derivatives_are_right():

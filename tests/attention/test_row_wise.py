@@ -23,6 +23,7 @@ from meanfield.attention.normalizations import (
     sink,
     softmax,
 )
+from meanfield.attention.tangent import AttentionTangent
 from meanfield.errors import NoDerivativeError
 from meanfield.lipschitz import local_lipschitz
 from meanfield.maps import linearize
@@ -139,7 +140,9 @@ def test_blocks_of_rows_and_split_atoms_change_nothing(name, monkeypatch):
     monkeypatch.setattr(weights, "_BLOCK_ENTRIES", 50)
     monkeypatch.setattr(weights, "_LARGE_BLOCK_ENTRIES", 50)
     torch.testing.assert_close(F(mu).points, image, rtol=1e-13, atol=1e-13)
-    blocked = F.tangent(mu, geometry="wasserstein", memory=0, block_size=3).as_linear_map()
+    blocked = AttentionTangent(
+        F.weights(mu), geometry="wasserstein", memory=0, block_size=3
+    ).as_linear_map()
     same_products(atoms, blocked, 1e-12)
 
 

@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 
 from meanfield.attention import AttentionParameters, SelfAttention, kernels
 from meanfield.attention.normalizations import sink, softmax
+from meanfield.attention.tangent import AttentionTangent
 from meanfield.linalg import Lanczos, operator_norm
+from meanfield.maps import linearize
 from meanfield.measures import ParticleMeasure, split
 from tests import oracles
 from tests.strategies import Problem, layer, problems
@@ -249,7 +251,9 @@ def test_products_agree_with_differences_and_with_each_other(problem: Problem, s
 def test_a_recorded_masked_layer_has_the_same_tangent_in_order_or_not(positions):
     F = SelfAttention(AttentionParameters.random(3, n_heads=2, head_dim=2), causal=True)
     mu = ParticleMeasure(torch.randn(4, 3, dtype=F64), positions=positions)
-    assert (F.tangent(mu).weights.order is None) == (positions == sorted(positions))
+    assert (AttentionTangent(F.weights(mu)).weights.order is None) == (
+        positions == sorted(positions)
+    )
     _, push = torch.func.linearize(lambda x: F(mu.replace(x)).points, mu.points)
     eps = torch.randn(4, 3, dtype=F64)
     torch.testing.assert_close(F.linearize(mu).matvec(eps), push(eps))
@@ -279,7 +283,7 @@ def test_the_weighted_tangent_agrees_entry_by_entry(problem: Problem):
 def test_blocks_and_recomputation_give_the_same_products(problem, size, geometry, memory):
     F, mu = attention(problem), problem.measure
     dense = F.linearize(mu, geometry=geometry).to_dense()
-    tangent = F.tangent(mu, geometry=geometry, memory=memory, block_size=size)
+    tangent = AttentionTangent(F.weights(mu), geometry=geometry, memory=memory, block_size=size)
     blocked = tangent.as_linear_map()
     eps = torch.randn(mu.points.shape, dtype=F64)
     zeta = torch.randn(blocked.out_shape, dtype=F64)
@@ -299,7 +303,7 @@ def test_the_derivative_of_the_field_agrees_with_the_oracle(problem: Problem):
         problem.points, problem.log_weights, problem.layer, **problem.mask
     )
     alive = problem.alive
-    actual = F.field_jacobians(mu)
+    actual = linearize(F, mu).field.to_dense()
     par, radius = F.parameters, float(mu.points.abs().max())
     norms = float(par.V.norm() * par.A.norm())
     close(actual[alive], expected[alive], floor=norms * (1e-14 * radius) ** 2)
@@ -323,7 +327,9 @@ def test_covariances_of_close_atoms_far_from_the_origin_keep_their_digits():
     mu = ParticleMeasure(x)
     p = torch.sigmoid(-x[:, 0] * gap)
     expected = -(p * (1 - p)) * gap**2
-    torch.testing.assert_close(F.field_jacobians(mu).flatten(), expected, rtol=1e-9, atol=0)
+    torch.testing.assert_close(
+        linearize(F, mu).field.to_dense().flatten(), expected, rtol=1e-9, atol=0
+    )
 
 
 def test_derivatives_of_the_field_record_no_gradient():
@@ -331,7 +337,7 @@ def test_derivatives_of_the_field_record_no_gradient():
     A = torch.tensor([[-1.0]], dtype=F64, requires_grad=True)
     F = SelfAttention(AttentionParameters.from_bilinear(A, [[1.0]]))
     mu = ParticleMeasure(torch.tensor([[1.0], [2.0]], dtype=F64, requires_grad=True))
-    assert not F.field_jacobians(mu).requires_grad
+    assert not linearize(F, mu).field.to_dense().requires_grad
     at = F.linearisation(mu)
     assert not at.field.to_dense().requires_grad and not at.atoms.to_dense().requires_grad
 
@@ -509,7 +515,9 @@ def test_rows_sum_to_one_where_scores_leave_no_room_for_their_sum(
     x = size * torch.tensor([[1.0], [1.0], [-1.0], [1.0], [-1.0]], dtype=dtype)
     par = AttentionParameters.from_bilinear([[1.0]], [[1.0]]).to(dtype)
     F = SelfAttention(par, normalization=normalization)
-    J = F.tangent(ParticleMeasure(x), memory=memory, block_size=2).as_linear_map()
+    J = AttentionTangent(
+        F.weights(ParticleMeasure(x)), memory=memory, block_size=2
+    ).as_linear_map()
     same = (x == x.mT).to(dtype)
     expected = same / same.sum(-1, keepdim=True)  # the values that a row sees are all equal
     by_products = torch.stack([J.matvec(e[:, None])[:, 0] for e in torch.eye(5, dtype=dtype)], -1)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, linearize
 from meanfield.attention import kernels, weights
+from meanfield.attention.tangent import AttentionTangent
 from meanfield.measures import stack
 
 F64 = torch.float64
@@ -101,7 +102,7 @@ def test_all_derivatives_are_those_of_the_dense_mask(width, causal, small_blocks
     alive = (mu.log_weights > -math.inf)[..., None] * torch.ones_like(x)
     for one, other in zip(derivatives(ours), derivatives(theirs), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-12)
-    J, tangent = linearize(F, mu).atoms, F.tangent(mu, memory=0)
+    J, tangent = linearize(F, mu).atoms, AttentionTangent(F.weights(mu), memory=0)
     wanted = alive * torch.func.jvp(theirs, (x,), (alive * along,))[1]
     pulled = alive * torch.func.vjp(theirs, x)[1](alive * along)[0]
     torch.testing.assert_close(J.matvec(along), wanted, rtol=1e-11, atol=1e-12)

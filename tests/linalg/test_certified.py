@@ -16,8 +16,8 @@ from meanfield.attention.averaging import AttentionCore
 from meanfield.errors import ConvergenceError
 from meanfield.layers import MLP, Chain, LayerNorm, Residual, RMSNorm, Sum
 from meanfield.linalg import Candidate, Certified, Dense, LinearMap, certify, operator_norm
-from meanfield.linalg.blocks import Core, TokenBlocks, portions
-from meanfield.linalg.certain import RowWeights, row_bound, top_eigenvalues
+from meanfield.linalg.blocks import Core, TokenBlocks
+from meanfield.linalg.certain import row_bound, top_eigenvalues
 from meanfield.linalg.row_weights import certain_block_upper
 from meanfield.lipschitz import local_lipschitz
 from meanfield.maps import Map, linearize
@@ -66,7 +66,7 @@ def layered() -> dict[str, Map]:
     mlp = MLP(*torch.randn(2, DIM, DIM, dtype=F64, generator=g))
     return {
         "residual": Residual(F),
-        "pre-norm": Residual(Chain([norm, F]), 0.7),
+        "pre-norm": Residual(Chain([norm, F]), -0.7),
         "RMS": Residual(Chain([rms, F])),
         "post-norm": Chain([Residual(F), norm]),
         "peri-norm": Residual(Chain([norm, F, rms])),
@@ -165,7 +165,7 @@ def test_every_choice_of_weights_is_valid_and_gives_its_own_bound(seed):
     sigma = norm(dense)
     for power in (0.0, 1.0, 10.0, 60.0):
         w = 10 ** (power * torch.randn(N, N, dtype=F64, generator=g).clamp(-2, 2))
-        found = float(row_bound(blocks, RowWeights(w)))
+        found = float(row_bound(blocks, w))
         assert sigma <= found
         if power <= 10:
             assert found == pytest.approx(loops(dense, w), rel=1e-6)
@@ -176,7 +176,7 @@ def test_rotations_that_turn_no_pair_apart_give_the_bound_of_the_dot_product():
     mu = ParticleMeasure(mu.points, log_weights=mu.log_weights, positions=mu.positions * 0)
     w = 10 ** torch.randn(N, N, dtype=F64, generator=torch.Generator().manual_seed(0))
     found = [
-        float(row_bound(blocks_and_dense(MAPS[name], mu)[0], RowWeights(w)))
+        float(row_bound(blocks_and_dense(MAPS[name], mu)[0], w))
         for name in ("rotary", "dot product")
     ]
     assert found[0] == pytest.approx(found[1], rel=1e-10)
@@ -187,26 +187,26 @@ def test_weights_at_the_ends_of_the_number_range_bound_or_say_nothing(power):
     blocks, dense = blocks_and_dense(MAPS["dot product"], drawn(0))
     w = torch.ones(N, N, dtype=F64)
     w[:, 2] = math.exp(max(power, -740) if power < 0 else min(power, 700))
-    assert float(row_bound(blocks, RowWeights(w))) >= norm(dense)
+    assert float(row_bound(blocks, w)) >= norm(dense)
     w[:, 2] = 0.0
-    assert float(row_bound(blocks, RowWeights(w))) == math.inf
+    assert float(row_bound(blocks, w)) == math.inf
 
 
 def test_masked_columns_may_have_weight_zero_and_others_not():
     mu = ParticleMeasure.from_sequence(drawn(5).points)
     blocks, dense = blocks_and_dense(MAPS["dot product, masked"], mu)
     w = torch.ones(N, N, dtype=F64).tril()
-    assert norm(dense) <= float(row_bound(blocks, RowWeights(w))) < math.inf
+    assert norm(dense) <= float(row_bound(blocks, w)) < math.inf
     w[N - 1, 0] = 0.0
-    assert float(row_bound(blocks, RowWeights(w))) == math.inf
+    assert float(row_bound(blocks, w)) == math.inf
 
 
 @pytest.mark.parametrize(
     ("weights", "words"),
     [
-        (RowWeights(torch.ones(N, N + 1, dtype=F64)), r"weights: expected shape \(7, 7\)"),
-        (RowWeights(-torch.ones(N, N, dtype=F64)), "weights: expected finite numbers"),
-        (RowWeights(torch.full((N, N), math.nan, dtype=F64)), "weights: expected finite numbers"),
+        (torch.ones(N, N + 1, dtype=F64), r"weights: expected shape \(7, 7\)"),
+        (-torch.ones(N, N, dtype=F64), "weights: expected finite numbers"),
+        (torch.full((N, N), math.nan, dtype=F64), "weights: expected finite numbers"),
     ],
 )
 def test_what_are_no_weights_is_refused(weights, words):
@@ -233,12 +233,14 @@ def test_maps_without_blocks_are_refused_and_weights_for_them_prove_nothing():
         operator_norm(J, solver=Certified(), upper_rtol=1.0)
     v = torch.tensor([[1.0], [0.0], [0.0]], dtype=F64)
     unknown = torch.tensor(math.inf, dtype=F64)
-    claim = Candidate(v, unknown, 0.0, weights=[RowWeights(torch.ones(3, 3))])
+    claim = Candidate(v, unknown, 0.0, weights=[torch.ones(3, 3)])
     assert float(certify(J, claim).upper) == math.inf
     two = Chain([SelfAttention(parameters()), SelfAttention(parameters())])
     unknown_keys = SelfAttention(parameters(), kernel=KeysUnknown())
     for F in (two, unknown_keys):
-        with pytest.raises(NotImplementedError, match="several in a row .* without key_slopes"):
+        with pytest.raises(
+            NotImplementedError, match="several in a row .* without feature_slopes"
+        ):
             local_lipschitz(F, drawn(0), solver=Certified(), upper_rtol=1.0)
 
 
@@ -337,15 +339,15 @@ def test_the_bound_does_not_depend_on_how_many_rows_are_taken_at_a_time(monkeypa
     J = linearize(MAPS["rotary"], drawn(2), geometry="wasserstein").atoms
 
     def both() -> list[float]:
-        certificates = [RowWeights(w), *Certified(3).weights(J)]
+        certificates = [w, *Certified(3).weights(J)]
         return [float(row_bound(blocks, each)) for each in certificates]
 
     together = both()
-    monkeypatch.setattr("meanfield.linalg.blocks._PAIR_ENTRIES", 3 * N * DIM)
-    assert portions((N, DIM, DIM)) == [slice(0, 3), slice(3, 6), slice(6, 7)]
-    assert both() == pytest.approx(together, rel=1e-12)
-    monkeypatch.setattr("meanfield.attention.averaging._ENTRIES", 1)
-    assert both() == pytest.approx(together, rel=1e-12)
+    for squares in (True, False):
+        entries = blocks.core.entries(squares=squares)
+        monkeypatch.setattr("meanfield.linalg.blocks._PAIR_ENTRIES", 3 * entries)
+        assert blocks.portions(squares=squares) == [slice(0, 3), slice(3, 6), slice(6, 7)]
+        assert both() == pytest.approx(together, rel=1e-12)
 
 
 @pytest.mark.parametrize("name", ["dot product", "rotary, masked", "pre-norm", "block"])
@@ -364,7 +366,7 @@ def test_sums_over_blocks_err_by_less_than_is_taken_for_their_rounding(name):
 
 
 def long_blocks(blocks: TokenBlocks) -> np.ndarray:
-    """Jᵢⱼ = scale · LᵢTᵢⱼRⱼ + δᵢⱼDᵢ in longer precision, block by block, (n, n, e, d)."""
+    """Jᵢⱼ = LᵢTᵢⱼRⱼ + δᵢⱼDᵢ in longer precision, block by block, (n, n, e, d)."""
     core = blocks.core
     assert isinstance(core, AttentionCore)
     M, N_, v, r, q, V, K, W, A = (
@@ -382,19 +384,17 @@ def long_blocks(blocks: TokenBlocks) -> np.ndarray:
             )
             L = T if blocks.left is None else blocks.left[i].numpy() @ T
             R = L if blocks.right is None else L @ blocks.right[j].numpy()
-            out[i, j] = blocks.scale * R + (i == j) * blocks.diagonal[i].numpy()
+            out[i, j] = R + (i == j) * blocks.diagonal[i].numpy()
     return out
 
 
 class Whole(Core):
     """Whole numbers in equal rows: their own sums are right to the last bit."""
 
-    n, out_dim, in_dim = 3, 4, 4
-
     def __init__(self) -> None:
         g = torch.Generator().manual_seed(0)
-        rows = torch.randint(-9, 10, (self.n, self.n, 1, self.in_dim), generator=g)
-        self.T = rows.double().expand(-1, -1, self.out_dim, -1).contiguous()
+        rows = torch.randint(-9, 10, (3, 3, 1, 4), generator=g)
+        self.T = rows.double().expand(-1, -1, 4, -1).contiguous()
 
     def own(self, rows):
         return self.T[rows].diagonal(0, 0, 1).movedim(-1, 0)
@@ -406,6 +406,7 @@ class Whole(Core):
     def forth(self, y, rows): ...
     def seen(self, rows): ...
     def size(self): ...
+    def entries(self, *, squares): ...
     def scaled(self, factor): ...
 
 
@@ -413,14 +414,14 @@ class Whole(Core):
 def test_each_factor_of_a_block_pays_for_its_own_rounding(seed):
     """Sizes over twelve decades; L takes nearly all of T away, but not what was rounded before."""
     g, core = torch.Generator().manual_seed(seed), Whole()
-    D, L = torch.randn(2, core.n, 4, 4, dtype=F64, generator=g)
+    D, L = torch.randn(2, 3, 4, 4, dtype=F64, generator=g)
     L -= L.mean(-1, keepdim=True)
-    s = 2.0 ** torch.randint(-3, 4, (core.n, core.n), generator=g)
+    s = 2.0 ** torch.randint(-3, 4, (3, 3), generator=g)
     T, weights = exactly(core.T), exactly(s)
     for of_d, of_l in itertools.product((0.0, 1e-6, 1.0, 1e6), (None, 1e-6, 1e6)):
         left = None if of_l is None else of_l * L
         blocks = TokenBlocks(of_d * D, core, left, None)
-        found, slack = blocks.gram(s, slice(0, core.n))
+        found, slack = blocks.gram(s, slice(0, 3))
         for i, (row, room) in enumerate(zip(found, slack, strict=True)):
             J = T[i] if left is None else [exactly(left[i]) @ t for t in T[i]]
             J = [t + exactly(of_d * D[i]) if i == j else t for j, t in enumerate(J)]
@@ -451,7 +452,7 @@ def test_bound_and_columns_are_those_of_loops_over_rows_that_form_no_block():
         columns += c * w[i]
         found = blocks.back(top[None], slice(i, i + 1))[0].norm(dim=-1)
         torch.testing.assert_close(found, b, rtol=1e-10, atol=1e-12)
-    bound = float(row_bound(blocks, RowWeights(w)))
+    bound = float(row_bound(blocks, w))
     assert bound == pytest.approx(float(columns.max().sqrt()), rel=1e-6)
 
 
@@ -486,7 +487,7 @@ def looped_row(P, w, ratio, q, k, v, Q, par, i):
 
 def test_what_rounding_may_have_taken_is_added(monkeypatch):
     blocks, _ = blocks_and_dense(MAPS["dot product"], drawn(0))
-    weights = RowWeights(torch.ones(N, N, dtype=F64))
+    weights = torch.ones(N, N, dtype=F64)
     plain, gram = float(row_bound(blocks, weights)), TokenBlocks.gram
 
     def uncertain(self, s, rows):
@@ -508,6 +509,9 @@ def test_atoms_that_a_frobenius_norm_rules_out_do_not_hide_the_largest():
     found = certain_block_upper(LinearMap.pointwise(batch[..., None, :, :]))
     assert found.tolist() == pytest.approx([1.0, 2.0, 0.0], rel=1e-11)
     assert bool((found >= torch.tensor([1.0, 2.0, 0.0])).all())
+    for power in (-900, -540, 520, 900):
+        found = certain_block_upper(LinearMap.pointwise(2.0**power * matrices[..., None, :, :]))
+        assert 1.0 <= float(found) / 2.0**power <= 1 + 1e-11
     generator = torch.Generator().manual_seed(0)
     wide = torch.randn(5, 30, 1, 7, 9, generator=generator, dtype=torch.float64)
     norms = torch.linalg.matrix_norm(wide, 2)[..., 0].amax(-1)

@@ -15,7 +15,6 @@ from meanfield.attention import AttentionParameters, SelfAttention
 from meanfield.attention.tangent import AttentionTangent
 from meanfield.errors import ConvergenceError
 from meanfield.linalg import Candidate, Certified, Dense, Lanczos, LinearMap, NormSolver, certify
-from meanfield.linalg.certain import RowWeights
 from meanfield.linalg.evidence import certify_largest, checked
 from meanfield.linalg.norms import largest_block_norm
 from meanfield.lipschitz import local_lipschitz
@@ -138,7 +137,7 @@ def test_an_upper_end_counts_up_to_the_tolerance_asked_for(excess, is_near):
 
 def test_the_smaller_of_two_upper_ends_is_kept():
     """What weights of rows prove, √14 here, may be more than the solver knows."""
-    weights = [RowWeights(torch.ones(3, 3, dtype=F64))]
+    weights = [torch.ones(3, 3, dtype=F64)]
     assert float(certify(J, replace(RIGHT, weights=weights)).upper) == 3.0
     unknown = replace(RIGHT, upper=number(math.inf), weights=weights)
     assert float(certify(J, unknown).upper) == pytest.approx(14**0.5)

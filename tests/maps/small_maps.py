@@ -131,16 +131,6 @@ def linear(dtype=F64):
 # ------------------------------------------------------------------ the table
 
 
-class OverSum(normalizations.Normalization):
-    """softplus(s) over 1 plus its sum, said of the whole matrix."""
-
-    has_field = True
-
-    def whole(self, scores, log_weights):
-        parts = log_weights.exp() * torch.nn.functional.softplus(scores)
-        return parts / (1 + parts.sum(-1, keepdim=True))
-
-
 KERNELS = {
     "dot product": kernels.dot_product,
     "l2": kernels.l2,
@@ -156,7 +146,9 @@ NORMALIZATIONS = {
     "exponential": normalizations.exponential,
     "sink": normalizations.sink([0.4, -1.0]),
     "sinkhorn": normalizations.sinkhorn(rtol=1e-12),
-    "whole matrix": OverSum(),
+    "softplus, sink": normalizations.RowWise(
+        lambda s: torch.nn.functional.softplus(s).log(), sink=0.0
+    ),
     "softplus": normalizations.RowWise(lambda s: torch.nn.functional.softplus(s).log()),
 }
 

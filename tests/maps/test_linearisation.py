@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from meanfield.attention import AttentionParameters, SelfAttention, kernels, normalizations
+from meanfield.attention import AttentionParameters, SelfAttention, kernels
 from meanfield.errors import NoDerivativeError
 from meanfield.linalg import LinearMap, operator_norm
 from meanfield.lipschitz import (
@@ -91,21 +91,6 @@ def test_identity_diagonal_and_pointwise_maps():
     J, a = random_map(0, (3, 2), (3, 2))
     same(eye + J, torch.eye(6, dtype=F64) + a)
     same(LinearMap.pointwise(blocks) @ (eye + J), whole @ (torch.eye(6, dtype=F64) + a))
-
-
-def test_scipy_sees_the_same_map():
-    J, a = random_map(0, batch=())
-    J = J.T @ J + LinearMap.identity(J.in_shape)
-    a = a.mT @ a + torch.eye(8, dtype=F64)
-    scipy = J.to_scipy()
-    x = np.arange(8.0)
-    np.testing.assert_allclose(scipy @ x, a.numpy() @ x)
-    np.testing.assert_allclose(scipy.T @ x, a.numpy().T @ x)
-    np.testing.assert_allclose(scipy @ np.eye(8), a.numpy())
-    K, b = random_map(1, batch=(1,))
-    np.testing.assert_allclose(K.to_scipy().rmatvec(np.ones(6)), b[0].numpy().T @ np.ones(6))
-    with pytest.raises(ValueError, match="expected one map, got a batch"):
-        random_map(0)[0].to_scipy()
 
 
 def test_maps_that_do_not_fit_are_refused():
@@ -296,21 +281,6 @@ def test_maps_with_kinks_and_constants_are_not_refused():
             linearize(lambda mu, T=T: pushforward(T, mu), mu).atoms,
             torch.func.jacrev(T)(mu.points).reshape(15, 15),
         )
-
-
-def test_a_custom_normalisation_goes_through_autodiff():
-    class Own(normalizations.Normalization):
-        has_field = True
-
-        def whole(self, scores, log_weights):
-            return (scores + log_weights).softmax(-1)
-
-    for causal in (False, True):
-        F, mu = layer(causal=causal), measure(zero=True)
-        wanted = linearize(F, mu, geometry="wasserstein")
-        found = linearize(replace(F, normalization=Own()), mu, geometry="wasserstein")
-        same(found.atoms, wanted.atoms.to_dense())
-        same(found.field, wanted.field.to_dense())
 
 
 def recentred(mu: ParticleMeasure) -> ParticleMeasure:

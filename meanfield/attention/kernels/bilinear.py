@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from meanfield.attention.kernels.kernel import (
+    At,
     Features,
     FeatureSizes,
     Kernel,
@@ -55,50 +56,26 @@ class DotProduct(Kernel):
             scale * sizes[0], sizes[1], scale * slopes[0], slopes[1], torch.zeros_like(scale)
         )
 
-    def push(
-        self,
-        parameters: AttentionParameters,
-        points: Tensor,
-        positions: Tensor | None,
-        displacement: Tensor,
-    ) -> Features:
+    def push(self, at: At, displacement: Tensor) -> Features:
         """The linear part of the features, which are affine."""
-        q, k, v = parameters.project(displacement)
-        return Features(parameters.scale[:, None, None] * q, k, v)
+        q, k, v = at.parameters.project(displacement)
+        return Features(at.parameters.scale[:, None, None] * q, k, v)
 
-    def pull(
-        self,
-        parameters: AttentionParameters,
-        points: Tensor,
-        positions: Tensor | None,
-        cotangents: Features,
-    ) -> Tensor:
+    def pull(self, at: At, cotangents: Features) -> Tensor:
         """Its transpose."""
-        q = parameters.scale[:, None, None] * cotangents.q
-        return parameters.project_transposed(q, cotangents.k, cotangents.v)
+        q = at.parameters.scale[:, None, None] * cotangents.q
+        return at.parameters.project_transposed(q, cotangents.k, cotangents.v)
 
-    def key_slopes(
-        self, parameters: AttentionParameters, points: Tensor, positions: Tensor | None
-    ) -> Tensor:
-        """The identity: keys move by Kẋ."""
-        width = parameters.key.shape[-2]
-        eye = torch.eye(width, dtype=points.dtype, device=points.device)
-        return eye.expand(*points.shape[:-2], 1, 1, width, width)
+    def feature_slopes(self, at: At) -> tuple[Tensor, Tensor]:
+        """The identity, twice: keys move by Kẋ, and queries by Q̃ẋ."""
+        width = at.parameters.key.shape[-2]
+        eye = torch.eye(width, dtype=at.points.dtype, device=at.points.device)
+        eye = eye.expand(*at.points.shape[:-2], 1, 1, width, width)
+        return eye, eye
 
-    def query_slopes(
-        self, parameters: AttentionParameters, points: Tensor, positions: Tensor | None
-    ) -> Tensor:
-        """The identity."""
-        return self.key_slopes(parameters, points, positions)
-
-    def motion(
-        self,
-        parameters: AttentionParameters,
-        points: Tensor,
-        positions: Tensor | None,
-        radius: Tensor,
-    ) -> tuple[Motion, Motion]:
+    def motion(self, at: At, radius: Tensor) -> tuple[Motion, Motion]:
         """‖Q̃‖ and ‖K‖ times the radius; slopes do not change."""
+        parameters = at.parameters
         query = parameters.scale[:, None, None] * parameters.query
         motions = []
         for matrices in (query, parameters.per_head(parameters.key)):

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from meanfield.attention.kernels.bilinear import dot_product
 from meanfield.attention.kernels.kernel import (
+    At,
     Features,
     FeatureSizes,
     FeatureTransform,
@@ -57,24 +58,20 @@ class NormalisedFeatures(FeatureTransform):
         )
         return replace(self, query_gain=q, key_gain=k, inner=self.inner.head(index))
 
-    def undefined(
-        self, parameters: AttentionParameters, points: Tensor, positions: Tensor | None
-    ) -> Tensor | None:
+    def undefined(self, at: At) -> Tensor | None:
         """At eps = 0 where a query or a key is 0, and where the inner kernel has no derivative."""
-        inner = self.inner.undefined(parameters, points, positions)
+        inner = self.inner.undefined(at)
         if self.eps > 0:
             return inner
-        at = self._inner_features(parameters, points, positions)
-        gone = [(x == 0).all(-1).any(-2) for x in (at.q, at.k)]
+        features = self._inner_features(at)
+        gone = [(x == 0).all(-1).any(-2) for x in (features.q, features.k)]
         own = gone[0] | gone[1]
         return own if inner is None else own | inner
 
-    def turn(
-        self, parameters: AttentionParameters, features: Features, positions: Tensor | None
-    ) -> Features:
+    def turn(self, at: At, features: Features) -> Features:
         """Unit vectors times the gains."""
-        q = features.q / self._inner_scale(parameters)
-        q_gain, k_gain = self._gains(parameters)
+        q = features.q / self._inner_scale(at.parameters)
+        q_gain, k_gain = self._gains(at.parameters)
         return features._replace(
             q=q_gain * q * self._inverse_length(q),
             k=k_gain * features.k * self._inverse_length(features.k),
@@ -92,39 +89,28 @@ class NormalisedFeatures(FeatureTransform):
             found.append(each.amax((-2, -1)) if each.ndim == 3 else each.amax())
         q_gain, k_gain = found
         scale = parameters.scale.abs()
+        before = scale if self.inner.is_scaled else 1.0
         return FeatureSizes(
             (q_gain * length).expand_as(scale),
             (k_gain * length).expand_as(scale),
-            q_gain * inner.query_slope / scale / self.eps**0.5,
+            q_gain * inner.query_slope / before / self.eps**0.5,
             k_gain * inner.key_slope / self.eps**0.5,
             inner.bias,
         )
 
-    def turn_push(
-        self,
-        parameters: AttentionParameters,
-        features: Features,
-        positions: Tensor | None,
-        tangents: Features,
-    ) -> Features:
+    def turn_push(self, at: At, features: Features, tangents: Features) -> Features:
         """The part of each tangent across its vector, over the length."""
-        scale = self._inner_scale(parameters)
-        q_gain, k_gain = self._gains(parameters)
+        scale = self._inner_scale(at.parameters)
+        q_gain, k_gain = self._gains(at.parameters)
         return tangents._replace(
             q=q_gain * self._across(features.q / scale, tangents.q / scale),
             k=k_gain * self._across(features.k, tangents.k),
         )
 
-    def turn_pull(
-        self,
-        parameters: AttentionParameters,
-        features: Features,
-        positions: Tensor | None,
-        cotangents: Features,
-    ) -> Features:
+    def turn_pull(self, at: At, features: Features, cotangents: Features) -> Features:
         """Its transpose: the projection is symmetric."""
-        scale = self._inner_scale(parameters)
-        q_gain, k_gain = self._gains(parameters)
+        scale = self._inner_scale(at.parameters)
+        q_gain, k_gain = self._gains(at.parameters)
         return cotangents._replace(
             q=self._across(features.q / scale, q_gain * cotangents.q) / scale,
             k=self._across(features.k, k_gain * cotangents.k),
@@ -139,25 +125,19 @@ class NormalisedFeatures(FeatureTransform):
         """What the inner queries are divided by, so that eps is added to lengths without it."""
         return parameters.scale[:, None, None] if self.inner.is_scaled else 1.0
 
-    def motion(
-        self,
-        parameters: AttentionParameters,
-        points: Tensor,
-        positions: Tensor | None,
-        radius: Tensor,
-    ) -> tuple[Motion, Motion] | None:
+    def motion(self, at: At, radius: Tensor) -> tuple[Motion, Motion] | None:
         """From the least length in the ball, as for `meanfield.layers.RMSNorm`.
 
         With e the largest step of the vector before, in the unit of its length σ: the least
         length is σ₋² = (√(σ² − ε) − e)₊² + ε, the slope at most g/σ₋, and it changes by at most
         (2/√3) g e/(σ(σ − e)).
         """
-        inner = self.inner.motion(parameters, points, positions, radius)
+        inner = self.inner.motion(at, radius)
         if inner is None or self.inner.activation is not None:
             return None
-        at = self._inner_features(parameters, points, positions)
-        scale = parameters.scale[:, None, None]
-        sides = zip((at.q, at.k), inner, (scale, None), self._gains(parameters), strict=True)
+        f, gains = self._inner_features(at), self._gains(at.parameters)
+        scale = at.parameters.scale[:, None, None] if self.inner.is_scaled else None
+        sides = zip((f.q, f.k), inner, (scale, None), gains, strict=True)
         q, k = (self._moved(*side) for side in sides)
         return q, k
 

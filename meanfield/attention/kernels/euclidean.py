@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from meanfield.attention.kernels.bilinear import dot_product, measured_from
-from meanfield.attention.kernels.kernel import Features, FeatureTransform, Motion, Score
+from meanfield.attention.kernels.kernel import At, Features, FeatureTransform, Motion, Score
 from meanfield.attention.parameters import AttentionParameters
 from meanfield.checks import carries_derivative
 
@@ -40,15 +40,9 @@ class L2(FeatureTransform):
             return False
         return torch.equal(query, parameters.per_head(key))
 
-    def motion(
-        self,
-        parameters: AttentionParameters,
-        points: Tensor,
-        positions: Tensor | None,
-        radius: Tensor,
-    ) -> tuple[Motion, Motion]:
+    def motion(self, at: At, radius: Tensor) -> tuple[Motion, Motion]:
         """Of 2·scale·q and k, without the squares."""
-        query, key = dot_product.motion(parameters, points, positions, radius)
+        query, key = dot_product.motion(at, radius)
         return Motion(*(2 * part for part in query)), key
 
     def bends(self, parameters: AttentionParameters) -> tuple[Tensor, Tensor]:
@@ -57,19 +51,16 @@ class L2(FeatureTransform):
         scale = 2 * parameters.scale.abs()
         return scale * norms[0].square(), scale * parameters.per_head(norms[1].square())
 
-    def _inner_features(
-        self, parameters: AttentionParameters, points: Tensor, positions: Tensor | None
-    ) -> Features:
-        if not self.is_shift_invariant(parameters):
-            return super()._inner_features(parameters, points, positions)
+    def _inner_features(self, at: At) -> Features:
+        if not self.is_shift_invariant(at.parameters):
+            return super()._inner_features(at)
         # Attention has taken the mean off; that of the atoms would count those without mass.
-        return measured_from(parameters, points, torch.zeros_like(points[..., :1, :])).whole_keys()
+        origin = torch.zeros_like(at.points[..., :1, :])
+        return measured_from(at.parameters, at.points, origin).whole_keys()
 
-    def turn(
-        self, parameters: AttentionParameters, features: Features, positions: Tensor | None
-    ) -> Features:
+    def turn(self, at: At, features: Features) -> Features:
         """From scale · q, k to 2·scale · q, k and the biases."""
-        scale = parameters.scale[:, None]
+        scale = at.parameters.scale[:, None]
         square = features.q.square().sum(-1) / scale
         return Features(
             _with_one_more(2 * features.q, -square),
@@ -79,15 +70,9 @@ class L2(FeatureTransform):
             v_centre=features.v_centre,
         )
 
-    def turn_push(
-        self,
-        parameters: AttentionParameters,
-        features: Features,
-        positions: Tensor | None,
-        tangents: Features,
-    ) -> Features:
+    def turn_push(self, at: At, features: Features, tangents: Features) -> Features:
         """The derivatives of the squares beside those of q and k."""
-        scale = parameters.scale[:, None]
+        scale = at.parameters.scale[:, None]
         square = 2 * (features.q * tangents.q).sum(-1) / scale
         return Features(
             _with_one_more(2 * tangents.q, -square),
@@ -96,15 +81,9 @@ class L2(FeatureTransform):
             -2 * scale * (features.k * tangents.k).sum(-1),
         )
 
-    def turn_pull(
-        self,
-        parameters: AttentionParameters,
-        features: Features,
-        positions: Tensor | None,
-        cotangents: Features,
-    ) -> Features:
+    def turn_pull(self, at: At, features: Features, cotangents: Features) -> Features:
         """Its transpose."""
-        scale = parameters.scale[:, None, None]
+        scale = at.parameters.scale[:, None, None]
         assert cotangents.b is not None
         q, square = cotangents.q[..., :-1], cotangents.q[..., -1:]
         k = cotangents.k[..., :-1] - 2 * scale * cotangents.b[..., None] * features.k

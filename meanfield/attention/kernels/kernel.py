@@ -58,6 +58,20 @@ class Features(NamedTuple):
         return self._replace(q=q, k=torch.cat([self.k, self.b[..., None]], -1))
 
 
+class At(NamedTuple):
+    """Where a kernel is looked at.
+
+    Attributes:
+        parameters: the matrices of the layer.
+        points: ``(*batch, n, d)``.
+        positions: ``(*batch, n)``, or None.
+    """
+
+    parameters: AttentionParameters
+    points: Tensor
+    positions: Tensor | None
+
+
 class Motion(NamedTuple):
     """How far the queries or the keys of atoms may move, ``(..., *batch, H, n or 1)`` each.
 
@@ -108,9 +122,10 @@ class FeatureSizes(NamedTuple):
 class Kernel:
     """How points become queries, keys and values. Subclass it and give `features`.
 
-    `push` and `pull` are the derivative of `features` and its transpose, at fixed parameters and
-    positions. The ones here differentiate `features` automatically, which takes 0.5 to 4 ms a
-    product (more than the product itself below about 500 atoms); a subclass may give its own.
+    `push` and `pull` are the derivative of `features` at some points (`At`) and its transpose, at
+    fixed parameters and positions. The ones here differentiate `features` automatically, which
+    takes 0.5 to 4 ms a product (more than the product itself below about 500 atoms); a subclass
+    may give its own.
     The tangent of `k_centre` and `v_centre` counts as part of k and v, so a kernel that uses
     centres must give both. A kernel knows nothing of softmax, masks, weights and blocks.
 
@@ -141,8 +156,7 @@ class Kernel:
         super().__init_subclass__()
         # A subclass that overrides `features` does not inherit these: they differentiate
         # the parent's features.
-        slopes = ("push", "pull", "key_slopes", "query_slopes")
-        for name in (*slopes, "motion", "bends", "is_shift_invariant"):
+        for name in ("push", "pull", "feature_slopes", "motion", "bends", "is_shift_invariant"):
             if _place(cls, name) > _place(cls, "features"):
                 setattr(cls, name, getattr(Kernel, name))
         if _place(cls, "is_linear") > min(_place(cls, "features"), _place(cls, "push")):
@@ -158,53 +172,32 @@ class Kernel:
         """Features of points ``(*batch, n, d)`` at positions ``(*batch, n)`` or None."""
         raise NotImplementedError(f"{type(self).__name__} has to give `features`")
 
-    def push(
-        self,
-        parameters: AttentionParameters,
-        points: Tensor,
-        positions: Tensor | None,
-        displacement: Tensor,
-    ) -> Features:
+    def push(self, at: At, displacement: Tensor) -> Features:
         """The derivative of the features along displacements ``(*batch, n, d)``."""
-        self._refuse_centres(parameters, points, positions)
-        parts = self._parts(parameters, positions)
-        return Features(*torch.func.jvp(parts, (points,), (displacement,))[1])
+        f = self.features(*at)
+        if f.k_centre is not None or f.v_centre is not None:
+            raise TypeError(
+                f"{type(self).__name__}: expected features without k_centre and v_centre from a "
+                "kernel that is differentiated automatically; leave them None, or give push and "
+                "pull"
+            )
+        return Features(*torch.func.jvp(self._parts(at), (at.points,), (displacement,))[1])
 
-    def pull(
-        self,
-        parameters: AttentionParameters,
-        points: Tensor,
-        positions: Tensor | None,
-        cotangents: Features,
-    ) -> Tensor:
+    def pull(self, at: At, cotangents: Features) -> Tensor:
         """The transpose of `push`: cotangents of q, k, v and b to those of points."""
         given = tuple(c for c in cotangents[:4] if c is not None)
-        return torch.func.vjp(self._parts(parameters, positions), points)[1](given)[0]
+        return torch.func.vjp(self._parts(at), at.points)[1](given)[0]
 
-    def key_slopes(
-        self, parameters: AttentionParameters, points: Tensor, positions: Tensor | None
-    ) -> Tensor | None:
-        """Aⱼ with k̇ⱼ = AⱼKẋⱼ, K the key matrices: how keys move, for certain bounds.
+    def feature_slopes(self, at: At) -> tuple[Tensor, Tensor] | None:
+        """Aⱼ and Bᵢ with k̇ⱼ = AⱼKẋⱼ and q̇ᵢ = BᵢQ̃ẋᵢ, K the key matrices and Q̃ = scale · Q.
 
-        Shape ``(*batch, H or 1, n or 1, k′, k)``, k′ the width of the keys, with one more for the
-        score biases if there are any. A kernel that gives it promises also: v̇ⱼ = V ẋⱼ, and qᵢ
-        depends on xᵢ alone. None if it is not known: only small maps then have bounds.
+        Shapes ``(*batch, H or 1, n or 1, k′, k)``, k′ the width of the keys, with one more for the
+        score biases if there are any. A kernel that gives them promises also: v̇ⱼ = V ẋⱼ. None if
+        they are not known: only small maps then have certain bounds.
         """
         return None
 
-    def query_slopes(
-        self, parameters: AttentionParameters, points: Tensor, positions: Tensor | None
-    ) -> Tensor | None:
-        """Bᵢ with q̇ᵢ = BᵢQ̃ẋᵢ, Q̃ = scale · Q, likewise; None if it is not known."""
-        return None
-
-    def motion(
-        self,
-        parameters: AttentionParameters,
-        points: Tensor,
-        positions: Tensor | None,
-        radius: Tensor,
-    ) -> tuple[Motion, Motion] | None:
+    def motion(self, at: At, radius: Tensor) -> tuple[Motion, Motion] | None:
         """How queries and keys may move as every point moves by at most a radius.
 
         The radius has shape ``(..., *batch)``. None if it is not known: there are no bounds in a
@@ -224,13 +217,11 @@ class Kernel:
         """An upper bound of |s″|, s the `activation`, given that 0 ≤ s′ ≤ 1; ∞ if unknown."""
         return 0.0 if self.activation is None else math.inf
 
-    def _parts(
-        self, parameters: AttentionParameters, positions: Tensor | None
-    ) -> Callable[[Tensor], tuple[Tensor, ...]]:
+    def _parts(self, at: At) -> Callable[[Tensor], tuple[Tensor, ...]]:
         """The features as a function of points, for automatic differentiation."""
 
         def parts(x: Tensor) -> tuple[Tensor, ...]:
-            f = self.features(parameters, x, positions)
+            f = self.features(at.parameters, x, at.positions)
             return (f.q, f.k, f.v) if f.b is None else (f.q, f.k, f.v, f.b)
 
         return parts
@@ -252,9 +243,7 @@ class Kernel:
     def check(self, mu: ParticleMeasure) -> None:
         """Raise ValueError for measures that the kernel is not made for; any will do here."""
 
-    def undefined(
-        self, parameters: AttentionParameters, points: Tensor, positions: Tensor | None
-    ) -> Tensor | None:
+    def undefined(self, at: At) -> Tensor | None:
         """Where the features have no derivative, bool ``(*batch, n)``; None for nowhere."""
         return None
 
@@ -265,17 +254,6 @@ class Kernel:
     def head(self, index: int) -> Kernel:
         """The kernel of one head; `self` unless it holds numbers per head."""
         return self
-
-    def _refuse_centres(
-        self, parameters: AttentionParameters, points: Tensor, positions: Tensor | None
-    ) -> None:
-        f = self.features(parameters, points, positions)
-        if f.k_centre is not None or f.v_centre is not None:
-            raise TypeError(
-                f"{type(self).__name__}: expected features without k_centre and v_centre from a "
-                "kernel that is differentiated automatically; leave them None, or give push and "
-                "pull"
-            )
 
 
 def _place(cls: type, name: str) -> int:
@@ -327,8 +305,7 @@ class ModifiedKernel(Kernel):
     push = _of_inner("push")
     pull = _of_inner("pull")
     undefined = _of_inner("undefined")
-    key_slopes = _of_inner("key_slopes")
-    query_slopes = _of_inner("query_slopes")
+    feature_slopes = _of_inner("feature_slopes")
     motion = _of_inner("motion")
     bends = _of_inner("bends")
     position_bias = _of_inner("position_bias")
@@ -360,29 +337,15 @@ class FeatureTransform(ModifiedKernel):
             got = [name for name, place in places.items() if place == min(places.values())]
             raise TypeError(f"{cls.__name__}: expected turn, turn_push and turn_pull, got {got}")
 
-    def turn(
-        self, parameters: AttentionParameters, features: Features, positions: Tensor | None
-    ) -> Features:
+    def turn(self, at: At, features: Features) -> Features:
         """The new features; the keys come measured from the origin."""
         raise NotImplementedError
 
-    def turn_push(
-        self,
-        parameters: AttentionParameters,
-        features: Features,
-        positions: Tensor | None,
-        tangents: Features,
-    ) -> Features:
+    def turn_push(self, at: At, features: Features, tangents: Features) -> Features:
         """The derivative of `turn` at the features, along tangents of them."""
         raise NotImplementedError
 
-    def turn_pull(
-        self,
-        parameters: AttentionParameters,
-        features: Features,
-        positions: Tensor | None,
-        cotangents: Features,
-    ) -> Features:
+    def turn_pull(self, at: At, features: Features, cotangents: Features) -> Features:
         """The transpose of `turn_push`."""
         raise NotImplementedError
 
@@ -390,84 +353,39 @@ class FeatureTransform(ModifiedKernel):
         self, parameters: AttentionParameters, points: Tensor, positions: Tensor | None
     ) -> Features:
         """`turn` of the inner kernel's features."""
-        return self.turn(
-            parameters, self._inner_features(parameters, points, positions), positions
-        )
+        at = At(parameters, points, positions)
+        return self.turn(at, self._inner_features(at))
 
-    def push(
-        self,
-        parameters: AttentionParameters,
-        points: Tensor,
-        positions: Tensor | None,
-        displacement: Tensor,
-    ) -> Features:
+    def push(self, at: At, displacement: Tensor) -> Features:
         """The chain rule."""
-        at = self._inner_features(parameters, points, positions)
-        along = self.inner.push(parameters, points, positions, displacement)
-        return self.turn_push(parameters, at, positions, along)
+        return self.turn_push(at, self._inner_features(at), self.inner.push(at, displacement))
 
-    def pull(
-        self,
-        parameters: AttentionParameters,
-        points: Tensor,
-        positions: Tensor | None,
-        cotangents: Features,
-    ) -> Tensor:
+    def pull(self, at: At, cotangents: Features) -> Tensor:
         """The chain rule, backwards."""
-        at = self._inner_features(parameters, points, positions)
-        back = self.turn_pull(parameters, at, positions, cotangents)
-        return self.inner.pull(parameters, points, positions, back)
+        return self.inner.pull(at, self.turn_pull(at, self._inner_features(at), cotangents))
 
-    def key_slopes(
-        self, parameters: AttentionParameters, points: Tensor, positions: Tensor | None
-    ) -> Tensor | None:
-        """The chain rule."""
-        inner = self.inner.key_slopes(parameters, points, positions)
-        return self._slopes(parameters, points, positions, inner, "k")
+    def feature_slopes(self, at: At) -> tuple[Tensor, Tensor] | None:
+        """The chain rule: the columns of those inside, turned as one batch."""
+        inner = self.inner.feature_slopes(at)
+        if inner is None:
+            return None
+        keys, queries = (slopes.movedim(-1, 0) for slopes in inner)
+        here = self._inner_features(at)
+        q, k, v = (t.expand(len(keys), *t.shape).contiguous() for t in here[:3])
+        along = Features(queries.expand_as(q), keys.expand_as(k), torch.zeros_like(v))
+        if at.positions is not None:
+            at = at._replace(positions=at.positions.expand(len(keys), *at.positions.shape))
+        turned = self.turn_push(at, Features(q, k, v), along).folded(0.0)
+        return turned.k.movedim(0, -1), turned.q.movedim(0, -1)
 
-    def query_slopes(
-        self, parameters: AttentionParameters, points: Tensor, positions: Tensor | None
-    ) -> Tensor | None:
-        """The chain rule."""
-        inner = self.inner.query_slopes(parameters, points, positions)
-        return self._slopes(parameters, points, positions, inner, "q")
-
-    def motion(
-        self,
-        parameters: AttentionParameters,
-        points: Tensor,
-        positions: Tensor | None,
-        radius: Tensor,
-    ) -> tuple[Motion, Motion] | None:
+    def motion(self, at: At, radius: Tensor) -> tuple[Motion, Motion] | None:
         """Not known of any transform; those that know it say it."""
         return None
 
-    def _slopes(
-        self,
-        parameters: AttentionParameters,
-        points: Tensor,
-        positions: Tensor | None,
-        inner: Tensor | None,
-        letter: str,
-    ) -> Tensor | None:
-        """Derivatives of queries or keys, those inside turned as one batch; None of None."""
-        if inner is None:
-            return None
-        at, columns = self._inner_features(parameters, points, positions), inner.movedim(-1, 0)
-        many = [t.expand(len(columns), *t.shape).contiguous() for t in at[:3]]
-        along = Features(*map(torch.zeros_like, many))
-        along = along._replace(**{letter: columns.expand_as(many[0])})
-        if positions is not None:
-            positions = positions.expand(len(columns), *positions.shape)
-        turned = self.turn_push(parameters, Features(*many), positions, along).folded(0.0)
-        return (turned.q if letter == "q" else turned.k).movedim(0, -1)
-
-    def _inner_features(
-        self, parameters: AttentionParameters, points: Tensor, positions: Tensor | None
-    ) -> Features:
+    def _inner_features(self, at: At) -> Features:
         if not self.inner.takes_transforms:
             raise ValueError(
                 f"{type(self).__name__}: expected an inner kernel whose scores are functions of "
                 f"⟨q, k⟩, got {self.inner}, whose scores are not"
             )
-        return self.inner.features(parameters, points, positions).whole_keys()
+        return self.inner.features(*at).whole_keys()

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from meanfield.attention.kernels.bilinear import dot_product
 from meanfield.attention.kernels.kernel import (
+    At,
     Features,
     FeatureSizes,
     FeatureTransform,
@@ -45,45 +46,25 @@ class Rotary(FeatureTransform):
     inner: Kernel = dot_product
     needs_positions = True
 
-    def turn(
-        self, parameters: AttentionParameters, features: Features, positions: Tensor | None
-    ) -> Features:
+    def turn(self, at: At, features: Features) -> Features:
         """R(s) q and R(s) k."""
-        return self._rotated(features, positions, 1.0)
+        return self._rotated(features, at.positions, 1.0)
 
     def feature_sizes(self, parameters: AttentionParameters, radius: float) -> FeatureSizes | None:
         """Rotations keep lengths."""
         return self.inner.feature_sizes(parameters, radius)
 
-    def turn_push(
-        self,
-        parameters: AttentionParameters,
-        features: Features,
-        positions: Tensor | None,
-        tangents: Features,
-    ) -> Features:
+    def turn_push(self, at: At, features: Features, tangents: Features) -> Features:
         """Linear in q and k."""
-        return self._rotated(tangents, positions, 1.0)
+        return self._rotated(tangents, at.positions, 1.0)
 
-    def turn_pull(
-        self,
-        parameters: AttentionParameters,
-        features: Features,
-        positions: Tensor | None,
-        cotangents: Features,
-    ) -> Features:
+    def turn_pull(self, at: At, features: Features, cotangents: Features) -> Features:
         """A rotation backwards."""
-        return self._rotated(cotangents, positions, -1.0)
+        return self._rotated(cotangents, at.positions, -1.0)
 
-    def motion(
-        self,
-        parameters: AttentionParameters,
-        points: Tensor,
-        positions: Tensor | None,
-        radius: Tensor,
-    ) -> tuple[Motion, Motion] | None:
+    def motion(self, at: At, radius: Tensor) -> tuple[Motion, Motion] | None:
         """The inner kernel's: rotations keep lengths."""
-        return self.inner.motion(parameters, points, positions, radius)
+        return self.inner.motion(at, radius)
 
     def _rotated(self, features: Features, positions: Tensor | None, sign: float) -> Features:
         if positions is None:
