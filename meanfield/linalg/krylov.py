@@ -136,5 +136,3 @@ def _top_triples(process: Bidiagonalisation) -> tuple[Tensor, Tensor, Tensor, Te
         torch.cat(column).to(process.map.dtype) for column in zip(*parts, strict=True)
     )
     return sigma, residual, gap, coefficients
-
-

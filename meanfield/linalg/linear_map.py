@@ -12,7 +12,7 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
-from meanfield.checks import describe, without_autocast
+from meanfield.checks import describe, to_host, without_autocast
 from meanfield.linalg.blocks import TokenBlocks
 
 
@@ -176,7 +176,7 @@ class LinearMap:
 
     def __array__(self, *args: Any, **kwargs: Any) -> Any:
         """Refused: NumPy would make one object of it."""
-        raise TypeError("expected an array, got a LinearMap; take J.to_dense()")
+        raise TypeError("expected an array, got a LinearMap; take J.to_dense() or J.to_scipy()")
 
     @overload
     def __matmul__(self, other: LinearMap) -> LinearMap: ...
@@ -278,6 +278,33 @@ class LinearMap:
         else:
             flat = torch.stack(list(self.T._images()), -2)
         return flat.reshape(*self.batch_shape, self.rows, self.columns)
+
+    def to_scipy(self) -> Any:
+        """A `scipy.sparse.linalg.LinearOperator` on flat NumPy vectors, for one map on the CPU.
+
+        Raises:
+            ValueError: the map is a batch of several.
+        """
+        from scipy.sparse.linalg import LinearOperator
+
+        if math.prod(self.batch_shape) != 1:
+            raise ValueError(
+                f"to_scipy: expected one map, got a batch of shape {tuple(self.batch_shape)}"
+            )
+
+        def product(apply: Callable[[Tensor], Tensor], shape: tuple[int, int]) -> Any:
+            def flat(vector: Any) -> Any:
+                tensor = torch.as_tensor(vector, dtype=self.dtype, device=self.device)
+                return to_host(apply(tensor.reshape(*self.batch_shape, *shape)).flatten())
+
+            return flat
+
+        return LinearOperator(
+            (self.rows, self.columns),
+            matvec=product(self.matvec, self.in_shape),
+            rmatvec=product(self.rmatvec, self.out_shape),
+            dtype=str(self.dtype).removeprefix("torch."),
+        )
 
     def assembled(self) -> LinearMap:
         """The same maps by their matrices: assembled once, every product is one with them."""

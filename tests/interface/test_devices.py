@@ -43,7 +43,6 @@ def test_tensors_become_arrays_in_one_function():
 LOOPS = ast.For, ast.While, ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp
 LOOKS = {
     "inverse.py": 2,  # one a step of Newton's method, of at least one product
-    "infinity.py": 2,  # one a block of many rows
     "krylov.py": 1,  # numbers on the host
     "merging.py": 1,  # one a block of distances
     "derivative_checks.py": 1,  # one a light atom's probe
@@ -52,7 +51,6 @@ LOOKS = {
     "caches.py": 1,  # arguments
     "stability.py": 4,  # times, and one a layer
     "trajectories.py": 2,  # times, and one an output time
-    "velocities.py": 1,  # times
     "differentiable.py": 1,  # likewise
     "comparison.py": 1,
     "measure_arguments.py": 1,  # of arguments

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from meanfield import sampling
 from meanfield.attention import AttentionParameters, SelfAttention
 from meanfield.lipschitz import local_lipschitz, localize
-from meanfield.maps import Map, linearize
+from meanfield.maps import Map
 from meanfield.measures import ParticleMeasure
 from tests import oracles
 from tests.attention.test_self_attention import attention

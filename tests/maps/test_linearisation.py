@@ -78,6 +78,21 @@ def test_the_algebra_is_that_of_matrices(dense):
     same(J.T @ K, a.mT @ b)
 
 
+def test_scipy_sees_the_same_map():
+    J, a = random_map(0, batch=())
+    J = J.T @ J + LinearMap.identity(J.in_shape)
+    a = a.mT @ a + torch.eye(8, dtype=F64)
+    scipy = J.to_scipy()
+    x = np.arange(8.0)
+    np.testing.assert_allclose(scipy @ x, a.numpy() @ x)
+    np.testing.assert_allclose(scipy.T @ x, a.numpy().T @ x)
+    np.testing.assert_allclose(scipy @ np.eye(8), a.numpy())
+    K, b = random_map(1, batch=(1,))
+    np.testing.assert_allclose(K.to_scipy().rmatvec(np.ones(6)), b[0].numpy().T @ np.ones(6))
+    with pytest.raises(ValueError, match="expected one map, got a batch"):
+        random_map(0)[0].to_scipy()
+
+
 def test_identity_diagonal_and_pointwise_maps():
     eye = LinearMap.identity((3, 2), batch_shape=(2,))
     same(eye, torch.eye(6, dtype=F64).expand(2, 6, 6))
