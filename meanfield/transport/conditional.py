@@ -36,7 +36,6 @@ def solve_conditional_w2(
     conditions: tuple[Any, Any] | None = None,
     penalty: float | None = None,
     method: str = "auto",
-    position_atol: float = 0.0,
     rtol: float = 1e-9,
     exact_weights: bool = False,
     strict: bool = True,
@@ -59,8 +58,6 @@ def solve_conditional_w2(
             infinity forbids every change of condition. A power of four rounds nothing; others
             round the points once, which is in the interval.
         method: "auto", or a solver for every position by name.
-        position_atol: positions at most this far from the next are one group; 0 compares
-            exactly, as vectors and penalties always do.
         rtol: how closely plans and potentials must meet at every position.
         exact_weights: as for `solve_w2`, at every position.
         strict: raise if they do not; otherwise the answer comes back flagged.
@@ -84,9 +81,7 @@ def solve_conditional_w2(
         tensor(0., dtype=torch.float64)
     """
     settings = Settings.of(method=method, rtol=rtol, exact_weights=exact_weights, strict=strict)
-    return solved_by_condition(
-        conditioned_pair(mu, nu, conditions), penalty, position_atol, settings
-    )
+    return solved_by_condition(conditioned_pair(mu, nu, conditions), penalty, settings)
 
 
 class ConditionedPair(NamedTuple):
@@ -139,26 +134,18 @@ def _conditions(value: Any, measure: ParticleMeasure, name: str) -> Tensor:
 
 
 def solved_by_condition(
-    given: ConditionedPair, penalty: float | None, position_atol: float, settings: Settings
+    given: ConditionedPair, penalty: float | None, settings: Settings
 ) -> TransportResult:
     """The conditional distance of a pair with conditions, or of a batch of pairs."""
     (mu, _, _), s, t = given
     pair = given.measures.pair
-    position_atol = number(position_atol, "position_atol", least=0, below=1)
-    price = math.inf
-    if penalty is not None:
-        price = number(penalty, "penalty", least=0, finite=False)
-    if position_atol and (price < math.inf or s.shape[-1] > 1):
-        raise ValueError(
-            "position_atol: expected 0 for conditions that are vectors or have a penalty, got "
-            f"{position_atol:g}; positions are grouped on the line only"
-        )
+    price = math.inf if penalty is None else number(penalty, "penalty", least=0, finite=False)
     settings = replace(settings, device=pair.device)
     if price < math.inf:
         return finished(pair, _solve_penalised(pair, s, t, price, settings), settings)
     tolerance = MASS_TOLERANCE[mu.dtype]
     answers = [
-        _solve_case(_Case(*case), settings, position_atol, tolerance)[None]
+        _solve_case(_Case(*case), settings, tolerance)[None]
         for case in zip(*pair.flat, s, t, strict=True)
     ]
     return finished(pair, gathered(answers) if answers else None, settings)
@@ -210,10 +197,8 @@ class Groups(NamedTuple):
     log_masses: np.ndarray
 
 
-def _solve_case(
-    case: _Case, settings: Settings, position_atol: float, tolerance: float
-) -> Interval:
-    labels = grouped_conditions(case.s, case.t, position_atol)
+def _solve_case(case: _Case, settings: Settings, tolerance: float) -> Interval:
+    labels = grouped_conditions(case.s, case.t)
     groups = groups_of(labels, case.log_a, case.log_b, tolerance)
     if groups is None:
         return _infinite()
@@ -235,18 +220,10 @@ def _solve_case(
     return answer
 
 
-def grouped_conditions(
-    s: np.ndarray, t: np.ndarray, atol: float = 0.0
-) -> tuple[np.ndarray, np.ndarray]:
-    """Group numbers of conditions (n, k), (m, k); on the line steps ≤ atol are chained to one."""
-    everything = np.concatenate([s, t])
-    if everything.shape[-1] > 1:
-        ranks = np.unique(everything + 0.0, axis=0, return_inverse=True)[1].reshape(-1)
-        return ranks[: len(s)], ranks[len(s) :]
-    everything = everything[:, 0]
-    order = np.argsort(everything, kind="stable")
-    ranks = np.empty(len(everything), np.int64)
-    ranks[order] = np.cumsum(np.diff(everything[order], prepend=-np.inf) > atol)
+def grouped_conditions(s: np.ndarray, t: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Group numbers of conditions (n, k), (m, k): equal conditions, and only they, are one."""
+    everything = np.concatenate([s, t]) + 0.0  # −0.0 and 0.0 are one condition
+    ranks = np.unique(everything, axis=0, return_inverse=True)[1].reshape(-1)
     return ranks[: len(s)], ranks[len(s) :]
 
 

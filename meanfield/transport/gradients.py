@@ -113,7 +113,6 @@ def conditional_w2(
     *,
     conditions: tuple[Any, Any] | None = None,
     penalty: float | None = None,
-    position_atol: float = 0.0,
     rtol: float = 1e-9,
 ) -> Any:
     """d₂(μ̄, ν̄) = (∫ W₂(μˢ, νˢ)² dθ(s))^½; +∞ where the first marginals differ.
@@ -124,9 +123,7 @@ def conditional_w2(
     """
     settings = Settings.of(rtol=rtol)
     given = conditioned_pair(mu, nu, conditions)
-    return _valued(
-        given.measures.pair, solved_by_condition(given, penalty, position_atol, settings)
-    )
+    return _valued(given.measures.pair, solved_by_condition(given, penalty, settings))
 
 
 def _valued(pair: Pair, result: TransportResult) -> Any:

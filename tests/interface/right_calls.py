@@ -125,7 +125,7 @@ solve_w2(mu, nu, method="auto", rtol=1e-9, exact_weights=False, strict=True)
 solve_wp(mu, nu, 3.0, rtol=1e-9, exact_weights=False, strict=True)
 transport.certify(mu, nu, p=3.0, rtol=1e-9)
 transport.known_problem("gaussian-60-2")
-transport.conditional_w2(seq, later, position_atol=0.1, rtol=1e-9)
+transport.conditional_w2(seq, later, rtol=1e-9)
 transport.solve_conditional_w2(seq, later, penalty=1.0, method="auto", rtol=1e-9, strict=True)
 transport.sinkhorn_divergence(mu, nu, blur=0.5, scaling=0.5)
 transport.conditional_sinkhorn_divergence(seq, later, penalty=1.0, blur=0.5, scaling=0.5)
@@ -171,7 +171,7 @@ _FINE = [
     (
         "0",
         "scale start eps temperature token radius epsilon constant rtol norm_A norm_V norm_G "
-        "gamma shift key_shift rank log_ratio exponent coalesce penalty position_atol atol std "
+        "gamma shift key_shift rank log_ratio exponent coalesce penalty atol std "
         "logits max_iterations seed index heavy_at skip sink",
     ),
     ("-1.0", "scale start exponent log_ratio gamma index logits seed heavy_at sink"),
