@@ -132,14 +132,6 @@ class Problem:
         return np.concatenate([self.a, self.b], -1)
 
     @cached_property
-    def is_uniform(self) -> np.ndarray:
-        """Whether both clouds are uniform and of one size, shape (...)."""
-        if self.n != self.m:
-            return np.zeros(self.log_a.shape[:-1], bool)
-        a, b = ((logs == logs[..., :1]).all(-1) for logs in (self.log_a, self.log_b))
-        return a & b
-
-    @cached_property
     def is_paired(self) -> np.ndarray:
         """Whether atom i of μ and atom i of ν have the same weight, to the last bit."""
         if self.n != self.m:

@@ -18,7 +18,7 @@ from meanfield.transport.certificate import Interval, in_unit, narrower
 from meanfield.transport.pairs import Measure, Pair, as_pair, refuse_cost_matrix
 from meanfield.transport.plans.clusters import solve_clusters
 from meanfield.transport.plans.columns import solve_columns
-from meanfield.transport.plans.exact import solve_assignment, solve_dense, solve_finely
+from meanfield.transport.plans.exact import solve_dense, solve_finely
 from meanfield.transport.plans.formulas import closed_form, solve_paired
 from meanfield.transport.problem import Problem, costs_between, same_weights, snapped
 from meanfield.transport.result import TransportResult, assemble, gathered, refuse_unconverged
@@ -114,11 +114,10 @@ def solve_w2(
         nu: ν, likewise; sizes may differ, batch axes broadcast.
         *extra: nothing; here only to answer ``emd2(a, b, M)``.
         weights: (a, b) for points without weights of their own; None is uniform.
-        method: "auto" takes the cheapest solver that gives `rtol`. By name: "identity" (with
-            nearest neighbours), "assignment", "simplex" (dense), "column generation" (large:
-            100,000 points in half a minute to minutes, a million in the plane in half an hour,
-            memory linear in the points). The gap after each of its rounds goes to the logger
-            "meanfield.transport", at level INFO.
+        method: "auto" takes the cheapest solver that gives `rtol`. By name: "simplex" (dense),
+            "column generation" (large: 100,000 points in half a minute to minutes, a million in
+            the plane in half an hour, memory linear in the points). The gap after each of its
+            rounds goes to the logger "meanfield.transport", at level INFO.
         rtol: how closely plan and potentials must meet, relative to W₂.
         time_limit: seconds after which column generation begins no further round, and gives the
             interval that it has. A round takes from a tenth of a second (10,000 atoms a side) to
@@ -368,26 +367,6 @@ def _refuse_pairs(problem: Problem, most: int) -> None:
         )
 
 
-def _identity(problem: Problem, settings: Settings) -> Interval:
-    if not problem.is_paired:
-        raise ValueError(
-            "method 'identity': expected two measures with the same weights in the same order; "
-            "use method='auto'"
-        )
-    answer = solve_paired(problem, rtol=settings.rtol, device=settings.device, probe=False)
-    assert answer is not None  # without a probe there always is one
-    return answer
-
-
-def _assignment(problem: Problem, settings: Settings) -> Interval:
-    if not problem.is_uniform:
-        raise ValueError(
-            "method 'assignment': expected uniform measures of one size, got "
-            f"n = {problem.n} and m = {problem.m} or unequal weights; use method='auto'"
-        )
-    return solve_assignment(problem, rtol=settings.rtol)
-
-
 def _simplex(problem: Problem, settings: Settings) -> Interval:
     answer = solve_dense(problem, rtol=settings.rtol, by_simplex=True)
     return solve_finely(problem, rtol=settings.rtol, answer=answer)
@@ -403,8 +382,6 @@ def _columns(problem: Problem, settings: Settings) -> Interval:
 # graded by `certify`.
 _METHODS: dict[str, Callable[[Problem, Settings], Interval]] = {
     "auto": automatic,
-    "identity": _identity,
-    "assignment": _assignment,
     "simplex": _simplex,
     "column generation": _columns,
 }

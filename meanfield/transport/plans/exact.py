@@ -1,4 +1,4 @@
-"""Dense problems: POT's network simplex and SciPy's assignment, one problem or many in arrays.
+"""Dense problems: POT's network simplex, one problem or many in arrays.
 
 The simplex is ``ot.lp.emd_c`` (see `core`); where that is not to be had, the public ``ot.emd``.
 Only the calls of the solvers are a loop.
@@ -77,19 +77,6 @@ def _sparse(plans: np.ndarray) -> SparsePlan:
     return plan
 
 
-def solve_assignment(
-    problem: Problem, *, rtol: float, sigma: np.ndarray | None = None
-) -> Interval:
-    """One pair of uniform clouds of one size: accurate relative to the answer.
-
-    An optimal permutation that is known may be given, and then serves for any weights.
-    """
-    sigma = assignment(problem.costs) if sigma is None else sigma
-    g = _assignment_potentials(problem.costs, sigma)
-    plan = SparsePlan(np.arange(problem.n), sigma, problem.logs_a)
-    return certified(problem, plan, g, method="assignment", rtol=rtol)
-
-
 def solve_finely(problem: Problem, *, rtol: float, answer: Interval) -> Interval:
     """One problem whose answer is open: potentials of a permutation, then reduced costs.
 
@@ -99,9 +86,11 @@ def solve_finely(problem: Problem, *, rtol: float, answer: Interval) -> Interval
     and brought to order one, they make the same tolerances as much finer. Potentials add up.
     """
     permutes = not answer.plan_doubt and answer.rows.size == problem.n == problem.m
-    if is_open(answer, rtol) and (problem.is_uniform or permutes):
-        sigma = None if problem.is_uniform else answer.cols[np.argsort(answer.rows)]
-        answer = narrower(answer, solve_assignment(problem, rtol=rtol, sigma=sigma), rtol)
+    if permutes and is_open(answer, rtol):
+        g = _permutation_potentials(problem.costs, answer.cols[np.argsort(answer.rows)])
+        plan = SparsePlan(answer.rows, answer.cols, answer.log_mass)
+        known = certified(problem, plan, g, method=answer.method, rtol=rtol)
+        answer = narrower(answer, known, rtol)
     for _ in range(_REFINEMENTS):
         if not is_open(answer, rtol) or answer.f is None or answer.g is None:
             break
@@ -141,17 +130,7 @@ def simplexes(a: np.ndarray, b: np.ndarray, costs: np.ndarray) -> tuple[np.ndarr
     return plans, g
 
 
-def assignment(costs: np.ndarray) -> np.ndarray:
-    """The optimal permutation σ (n,) of costs (n, n), xᵢ to y_σ(i)."""
-    from scipy.optimize import linear_sum_assignment
-
-    # Costs less the minima of rows, then of columns: half the steps are done.
-    reduced = costs - costs.min(1, keepdims=True)
-    reduced -= reduced.min(0)
-    return np.asarray(linear_sum_assignment(reduced)[1])
-
-
-def _assignment_potentials(costs: np.ndarray, sigma: np.ndarray) -> np.ndarray:
+def _permutation_potentials(costs: np.ndarray, sigma: np.ndarray) -> np.ndarray:
     """Potentials g (n,) of an optimal permutation: fᵢ = min_j C_ij − g_j, g_σ(i) = C_iσ(i) − fᵢ.
 
     Repeated, this is Bellman–Ford in the residual graph; it converges in at most n rounds. By

@@ -96,9 +96,7 @@ def solve_line(problem: Problem, *, rtol: float) -> Interval:
     )
 
 
-def solve_paired(
-    problem: Problem, *, rtol: float, device: str, probe: bool = True
-) -> Interval | None:
+def solve_paired(problem: Problem, *, rtol: float, device: str) -> Interval | None:
     """The coupling of xᵢ with yᵢ, and nearest neighbours against it; None where a probe fails.
 
     If yᵢ is a nearest point of ν to xᵢ for every i (or the mirror image), then g = 0 and
@@ -108,7 +106,7 @@ def solve_paired(
     sides = [
         (*pair, mirror)
         for mirror, pair in enumerate(((problem.y, problem.x), (problem.x, problem.y)))
-        if not probe or _may_be_nearest(*pair, problem.logs_a, rtol)
+        if _may_be_nearest(*pair, problem.logs_a, rtol)
     ]
     if not sides:
         return None
