@@ -85,12 +85,20 @@ def solve_finely(problem: Problem, *, rtol: float, answer: Interval) -> Interval
     problem of the same form whose costs are the reduced costs. Clipped at a multiple of the gap
     and brought to order one, they make the same tolerances as much finer. Potentials add up.
     """
-    permutes = not answer.plan_doubt and answer.rows.size == problem.n == problem.m
-    if permutes and is_open(answer, rtol):
-        g = _permutation_potentials(problem.costs, answer.cols[np.argsort(answer.rows)])
-        plan = SparsePlan(answer.rows, answer.cols, answer.log_mass)
-        known = certified(problem, plan, g, method=answer.method, rtol=rtol)
-        answer = narrower(answer, known, rtol)
+    from scipy.optimize import linear_sum_assignment
+
+    is_square = problem.n == problem.m
+    is_uniform = is_square and np.ptp(problem.log_a) == np.ptp(problem.log_b) == 0
+    permutes = is_square and answer.rows.size == problem.n and not answer.plan_doubt
+    if is_open(answer, rtol) and (is_uniform or permutes):
+        if is_uniform:  # W_40 and more: costs lie too far apart for the simplex
+            sigma = np.asarray(linear_sum_assignment(problem.costs)[1])
+        else:
+            sigma = answer.cols[np.argsort(answer.rows)]
+        g = _permutation_potentials(problem.costs, sigma)
+        plan = SparsePlan(np.arange(problem.n), sigma, problem.logs_a)
+        other = certified(problem, plan, g, method="assignment", rtol=rtol)
+        answer = narrower(answer, other, rtol)
     for _ in range(_REFINEMENTS):
         if not is_open(answer, rtol) or answer.f is None or answer.g is None:
             break
