@@ -45,7 +45,6 @@ _COARSE_ROUNDS = 4
 _FIRST_ARCS = 16
 _NEW_ARCS = 8  # of a row and a round
 _ENTRIES = 1 << 17  # of differences at once: in 384 dimensions 3 times as fast as all at once
-_COLUMN_ARCS = 64  # heavy atoms are asked for by many rows
 _ROUNDS = 40
 _TEMPERATURES, _COOLING = 8, 0.35
 _SCALINGS, _RELAXATION = 15, 1.85  # Sinkhorn at each; plain steps leave a gap 7 times as wide
@@ -197,10 +196,10 @@ class _Rounds:
             if time.perf_counter() > self.deadline:
                 break
             plan, g = self._on_arcs(is_warm=k > 0)
-            candidates, f = self._improved(transform, plan, g, rtol)
+            candidates = self._improved(transform, plan, g, rtol)
             numbers = (problem.n, problem.m, k + 1, len(self.arcs), float(self.best.width))
             _logger.info("%d × %d atoms, round %d: %d arcs, relative width %.1e", *numbers)
-            wanted = _sorted_set(_few_arcs(candidates, f, problem))
+            wanted = _sorted_set(candidates.rows * problem.m + candidates.cols)
             place = np.searchsorted(self.arcs, wanted)
             new = wanted[self.arcs[np.minimum(place, len(self.arcs) - 1)] != wanted]
             is_done = self.best.converged or (not len(new) and self.ceiling <= self._ceiling())
@@ -218,8 +217,8 @@ class _Rounds:
         plan: SparsePlan,
         found: tuple[np.ndarray, np.ndarray],
         rtol: float,
-    ) -> tuple[RowMinima, np.ndarray]:
-        """Keep the best interval; candidate arcs below the simplex's f, and this f."""
+    ) -> RowMinima:
+        """Keep the best interval; candidate arcs below the simplex's f."""
         problem = self.problem
         f, g = found
         middle = g - centred(g, problem.b)
@@ -233,7 +232,7 @@ class _Rounds:
         assert self.best.f is not None
         assert self.best.g is not None
         self.f, self.g = self.best.f, self.best.g
-        return row, f
+        return row
 
     def _ceiling(self) -> float:
         """A multiple of the gap: below it the tolerance of the simplex is finer."""
@@ -269,16 +268,6 @@ def _sorted_set(arcs: np.ndarray) -> np.ndarray:
     """The arcs in order, each once; `numpy.unique` hashes integers, 60 times as slowly."""
     arcs = np.sort(arcs)
     return arcs[np.diff(arcs, prepend=-1) > 0]
-
-
-def _few_arcs(candidates: RowMinima, f: np.ndarray, problem: Problem) -> np.ndarray:
-    """The most violated arcs: few in each row, as the candidates are, and few in each column."""
-    rows, cols = candidates.rows, candidates.cols
-    order = np.lexsort((candidates.values - f[rows], cols))
-    starts = np.flatnonzero(np.diff(cols[order], prepend=-1))
-    rank = np.arange(len(order)) - np.repeat(starts, np.diff(starts, append=len(order)))
-    kept = order[rank < _COLUMN_ARCS]
-    return rows[kept] * problem.m + cols[kept]
 
 
 def _certified(
