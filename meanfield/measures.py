@@ -146,11 +146,6 @@ class ParticleMeasure:
         positions = torch.arange(1, n + 1, dtype=points.dtype, device=points.device) / n
         return cls(points, positions=positions)
 
-    @classmethod
-    def checked(cls, points: Tensor, log_weights: Tensor) -> ParticleMeasure:
-        """The measure of tensors that are known to be right: nothing is looked at."""
-        return _measure(points, log_weights, None)
-
     @property
     def weights(self) -> Tensor:
         """aᵢ = exp(log aᵢ), shape (..., n); underflows to 0 below about e^{−745} in float64."""
