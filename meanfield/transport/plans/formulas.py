@@ -86,13 +86,13 @@ def solve_two_atoms(problem: Problem, *, rtol: float) -> Interval:
 
 def solve_line(problem: Problem, *, rtol: float) -> Interval:
     """d = 1: the monotone coupling, W_p^p = ∫₀¹ |F⁻¹(t) − G⁻¹(t)|^p dt."""
-    x, y = problem.x[:, 0], problem.y[:, 0]
-    orders = np.argsort(x, kind="stable"), np.argsort(y, kind="stable")
-    plan, steps = _on_line(problem, orders)
-    is_matched = plan.log_doubt == -math.inf
-    f, g, slack = _staircase_potentials(problem, steps, x, y)
+    steps = monotone_along_widest(problem, problem.a, problem.b)
+    f, g, slack = _staircase_potentials(problem, steps.rows, steps.cols)
+    kept = steps.log_mass > -math.inf
+    plan = SparsePlan(*(t[kept] for t in steps[:3]))
+    potentials = f, g
     return certified(
-        problem, plan, (f, g), method="line", rtol=rtol, slack=slack, is_optimal=is_matched
+        problem, plan, potentials, method="line", rtol=rtol, slack=slack, is_optimal=True
     )
 
 
@@ -158,21 +158,8 @@ def monotone_along_widest(problem: Problem, a: np.ndarray, b: np.ndarray) -> Spa
     return SparsePlan(order_x[i], order_y[j], log_masses(mass))
 
 
-def _on_line(
-    problem: Problem, orders: tuple[np.ndarray, np.ndarray]
-) -> tuple[SparsePlan, tuple[np.ndarray, np.ndarray]]:
-    """The monotone plan of atoms in two orders, and all of its steps."""
-    order_x, order_y = orders
-    i, j, mass = monotone_plan(problem.a[order_x], problem.b[order_y])
-    steps = order_x[i], order_y[j]
-    if problem.n == problem.m and (problem.log_a[order_x] == problem.log_b[order_y]).all():
-        return SparsePlan(order_x, order_y, problem.logs_a[order_x], -math.inf), steps
-    kept = mass > 0
-    return SparsePlan(steps[0][kept], steps[1][kept], np.log(mass[kept])), steps
-
-
 def _staircase_potentials(
-    problem: Problem, steps: tuple[np.ndarray, np.ndarray], x: np.ndarray, y: np.ndarray
+    problem: Problem, i: np.ndarray, j: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, float]:
     """f and g that are tight along a staircase on the line, and how far they may be infeasible.
 
@@ -181,9 +168,8 @@ def _staircase_potentials(
     C(i′, j′) − C(i′, j). For squares these are products (x′ − x)(x′ − y + x − y), right to a few
     units of (x′ − x) times the diameter D; as the x are sorted, that is a few units of D² in all.
     """
-    i, j = steps
     order, size = problem.order, float(problem.diameter) ** problem.order
-    along, beside = x.astype(_LONG)[i], y.astype(_LONG)[j]
+    along, beside = problem.x[i, 0].astype(_LONG), problem.y[j, 0].astype(_LONG)
     tight, turned = along - beside, along[1:] - beside[:-1]
     if order == 2:
         gained_f = np.diff(along) * (turned + tight[:-1])
