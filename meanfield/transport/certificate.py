@@ -306,7 +306,7 @@ def joined_names(answers: Sequence[Interval]) -> str:
     return " + ".join(sorted({name for t in answers for name in t.method.split(" + ")}))
 
 
-def in_unit(answer: Interval, exponent: np.ndarray, order: float) -> Interval:
+def in_unit(answer: Interval, exponent: np.ndarray) -> Interval:
     """The answer with distances times 2^exponent; ends rounded outward where that underflows."""
     low, value, high = (np.ldexp(t, exponent) for t in (answer.lower, answer.value, answer.upper))
     if (low < 1e-290).any():
@@ -316,7 +316,7 @@ def in_unit(answer: Interval, exponent: np.ndarray, order: float) -> Interval:
     f, g = answer.f, answer.g
     if f is not None and g is not None:
         with np.errstate(over="ignore", invalid="ignore"):
-            unit = np.exp2(order * np.asarray(exponent, float))[..., None]
+            unit = np.exp2(answer.order * np.asarray(exponent, float))[..., None]
             f, g = f * unit, g * unit
         if not (np.isfinite(f).all() and np.isfinite(g).all()):  # squares beyond 1e308
             f = g = None

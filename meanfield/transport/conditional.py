@@ -80,7 +80,7 @@ def solve_conditional_w2(
         >>> solve_conditional_w2(mu, nu, penalty=0.0).value
         tensor(0., dtype=torch.float64)
     """
-    settings = Settings.of(method=method, rtol=rtol, exact_weights=exact_weights, strict=strict)
+    settings = Settings(method=method, rtol=rtol, exact_weights=exact_weights, strict=strict)
     return solved_by_condition(conditioned_pair(mu, nu, conditions), penalty, settings)
 
 

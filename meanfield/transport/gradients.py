@@ -52,7 +52,7 @@ def w2(
         tensor(3.0000, dtype=torch.float64)
     """
     refuse_cost_matrix(extra, "w2")
-    settings = Settings.of(method=method, rtol=rtol)
+    settings = Settings(method=method, rtol=rtol)
     pair = as_pair(mu, nu, weights)
     return _valued(pair, solved(pair, settings))
 
@@ -101,7 +101,7 @@ def wp(
         >>> wp(x, x + 3.0 / 2**0.5, 4)
         tensor(3.0000, dtype=torch.float64)
     """
-    settings = Settings.of(order=as_order(p), rtol=rtol)
+    settings = Settings(order=as_order(p), rtol=rtol)
     pair = as_pair(mu, nu, weights)
     return _valued(pair, solved(pair, settings))
 
@@ -121,7 +121,7 @@ def conditional_w2(
     and in log-weights: without a penalty along changes that keep both first marginals equal
     (others lead to +∞). Arguments and errors as for `solve_conditional_w2`.
     """
-    settings = Settings.of(rtol=rtol)
+    settings = Settings(rtol=rtol)
     given = conditioned_pair(mu, nu, conditions)
     return _valued(given.measures.pair, solved_by_condition(given, penalty, settings))
 

@@ -18,18 +18,16 @@ from meanfield.transport.certificate import (
     certified,
     in_unit,
     log_masses,
-    power_mean,
     within_reach,
 )
 from meanfield.transport.foreign import Entries, entries_of, potentials_of
 from meanfield.transport.pairs import Measure, as_pair
 from meanfield.transport.plans.formulas import monotone_along_widest
 from meanfield.transport.plans.pricing import priced
-from meanfield.transport.problem import Problem, same_weights, snapped
+from meanfield.transport.problem import Problem
 from meanfield.transport.result import TransportResult, assemble
 from meanfield.transport.solve import as_order, in_numbering
 
-_MOST_SLACK = 0.1  # of what `rtol` allows
 _ADDED = 1e-13  # of the mass: less of it is priced by the certificate, not put elsewhere
 
 
@@ -94,17 +92,14 @@ def certify(
     x, y, log_a, log_b = (t[0] for t in pair.flat)
     entries = None if plan is None else entries_of(plan, len(x), len(y))
     f, g = potentials_of(potentials, len(x), len(y))
-    atoms = tuple(np.flatnonzero(logs > -math.inf) for logs in (log_a, log_b))
-    mine, theirs = log_a[atoms[0]], log_b[atoms[1]]
-    theirs = same_weights(theirs, snapped(mine, theirs))
-    problem = Problem.of(x[atoms[0]], y[atoms[1]], mine, theirs, order=order)
+    problem, *atoms = Problem.between(x, y, log_a, log_b, order=order)
     given = _repaired(problem, _among(entries, atoms, (len(x), len(y))))
     unit = -order * float(problem.exponent)
     known = [_in_unit(t, which, unit) for t, which in zip((f, g), atoms, strict=True)]
     answer = _graded(problem, given, known, rtol, pair.device)
     names = ("plan" * (plan is not None), "potentials" * (potentials is not None))
     answer = replace(answer, method="given " + (" and ".join(filter(None, names)) or "nothing"))
-    answer = in_numbering(in_unit(answer, problem.exponent, order), (x, y), (log_a, log_b))
+    answer = in_numbering(in_unit(answer, problem.exponent), (x, y), (log_a, log_b))
     seconds = time.perf_counter() - start
     return assemble(pair, answer[None], order=order, seconds=seconds)
 
@@ -122,7 +117,7 @@ def _in_unit(
 
 
 def _among(
-    entries: Entries | None, atoms: tuple[np.ndarray, ...], sizes: tuple[int, int]
+    entries: Entries | None, atoms: Sequence[np.ndarray], sizes: tuple[int, int]
 ) -> Entries:
     """The entries between atoms that have mass, in the numbering of these."""
     if entries is None:
@@ -171,20 +166,15 @@ def _graded(
     device: str,
 ) -> Interval:
     """The interval of a plan and of c-transforms of f or of g, whichever are better."""
-    order, (f, g) = problem.order, known
-    moved = problem.moved(plan.rows, plan.cols)
-    allowed = _MOST_SLACK * rtol * float(power_mean(plan.log_mass, moved, order)) ** order
+    f, g = known
     starts = [(g, problem.b, False)] * (g is not None or f is None)
     starts += [(f, problem.a, True)] * (f is not None or g is None)
-    best, best_dual = None, -math.inf
+    pairs = []
     for given, weights, mirror in starts:
         start = np.zeros_like(weights) if given is None else given
         start = within_reach(problem, start, weights)
-        first, _ = priced(problem, start, mirror=mirror, allowed=allowed, device=device)
-        second, slack = priced(problem, first, mirror=not mirror, allowed=allowed, device=device)
-        pair = (second, first) if mirror else (first, second)
-        dual = float(problem.a @ pair[0] + problem.b @ pair[1]) - slack
-        if best is None or dual > best_dual:
-            best, best_dual = (pair, slack), dual
-    assert best is not None  # there is a start
-    return certified(problem, plan, best[0], method="given", rtol=rtol, slack=best[1])
+        first = priced(problem, start, mirror=mirror, device=device)
+        second = priced(problem, first, mirror=not mirror, device=device)
+        pairs.append((second, first) if mirror else (first, second))
+    best = max(pairs, key=lambda pair: float(problem.a @ pair[0] + problem.b @ pair[1]))
+    return certified(problem, plan, best, method="given", rtol=rtol)

@@ -52,9 +52,8 @@ class Problem:
         log_b: np.ndarray,
         *,
         order: float = 2,
-        exponent: int | np.ndarray = 0,
     ) -> Problem:
-        """The problem in its own unit; `exponent` is the unit of the coordinates given."""
+        """The problem in its own unit."""
         low = np.minimum(x.min(-2), y.min(-2))
         high = np.maximum(x.max(-2), y.max(-2))
         span = (high / 2 - low / 2).max(-1)  # halves: the span itself may overflow
@@ -67,7 +66,23 @@ class Problem:
             x, y = x * factor, y * factor
         else:
             x, y = np.ldexp(x, -unit), np.ldexp(y, -unit)
-        return cls(x, y, log_a, log_b, own + exponent, order)
+        return cls(x, y, log_a, log_b, own, order)
+
+    @classmethod
+    def between(
+        cls,
+        x: np.ndarray,
+        y: np.ndarray,
+        log_a: np.ndarray,
+        log_b: np.ndarray,
+        *,
+        order: float = 2,
+        snap: bool = True,
+    ) -> tuple[Problem, np.ndarray, np.ndarray]:
+        """The problem between the atoms of one pair that have mass, and the numbers of these."""
+        rows, cols = (np.flatnonzero(logs > -math.inf) for logs in (log_a, log_b))
+        whole = cls(x, y, log_a, log_b, np.zeros(()), order)
+        return whole.part(rows, cols, snap=snap), rows, cols
 
     def __getitem__(self, index: Any) -> Problem:
         """Some problems of the batch; `None` makes a batch of one."""
@@ -75,11 +90,13 @@ class Problem:
         return replace(self, **kept)
 
     def part(self, rows: np.ndarray, cols: np.ndarray, *, snap: bool) -> Problem:
-        """The problem between two parts, each of mass one, in its own unit."""
+        """The problem between some atoms of both, each side of mass one, in its own unit.
+
+        With `snap`, weights that agree up to rounding are taken as equal.
+        """
         log_a, log_b = self.log_a[rows], self.log_b[cols]
         log_b = same_weights(log_b, snapped(log_a, log_b)) if snap else log_b
-        x, y = self.x[rows], self.y[cols]
-        return Problem.of(x, y, log_a, log_b, order=self.order, exponent=self.exponent)
+        return Problem.of(self.x[rows], self.y[cols], log_a, log_b, order=self.order)
 
     @property
     def n(self) -> int:

@@ -20,7 +20,7 @@ from meanfield.results.atomic import make_folder, whole, write_new
 from meanfield.results.marks import check_replaceable
 from meanfield.transport.certificate import Interval
 from meanfield.transport.checker import HEAD, check
-from meanfield.transport.problem import Problem, same_weights, snapped
+from meanfield.transport.problem import Problem
 
 _BITS = 160  # of the lightest weight, and of a cost below the unit of the points
 _CENTRE_BITS = 64
@@ -64,7 +64,7 @@ def write_proof(evidence: Evidence, path: Path, *, checked: bool) -> None:
 def _present(evidence: Evidence) -> tuple[Evidence, Problem]:
     """The atoms that have mass, in a numbering of their own, and the problem in its unit."""
     x, y, log_a, log_b, answer = evidence
-    rows, cols = (np.flatnonzero(logs > -math.inf) for logs in (log_a, log_b))
+    problem, rows, cols = Problem.between(x, y, log_a, log_b, order=answer.order)
     there = answer.log_mass > -math.inf
     answer = replace(
         answer,
@@ -74,10 +74,7 @@ def _present(evidence: Evidence) -> tuple[Evidence, Problem]:
         f=None if answer.f is None else answer.f[rows],
         g=None if answer.g is None else answer.g[cols],
     )
-    log_a, log_b = log_a[rows], log_b[cols]
-    log_b = same_weights(log_b, snapped(log_a, log_b))
-    problem = Problem.of(x[rows], y[cols], log_a, log_b, order=answer.order)
-    return Evidence(x[rows], y[cols], log_a, log_b, answer), problem
+    return Evidence(x[rows], y[cols], problem.log_a, problem.log_b, answer), problem
 
 
 def _content(evidence: Evidence, problem: Problem) -> bytes:

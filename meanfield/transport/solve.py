@@ -20,7 +20,7 @@ from meanfield.transport.plans.clusters import solve_clusters
 from meanfield.transport.plans.columns import solve_columns
 from meanfield.transport.plans.exact import solve_dense, solve_finely
 from meanfield.transport.plans.formulas import closed_form, solve_paired
-from meanfield.transport.problem import Problem, costs_between, same_weights, snapped
+from meanfield.transport.problem import Problem, costs_between
 from meanfield.transport.result import TransportResult, assemble, gathered, refuse_unconverged
 
 # The roads of `automatic`, in their order (CPU times of one core of an AMD EPYC):
@@ -52,40 +52,29 @@ _THREADED_FROM = 30  # atoms a side from which threads pay
 
 @dataclass(frozen=True)
 class Settings:
-    """What the caller asked for, and when."""
+    """What the caller asked for, and when; refused if it means nothing."""
 
     method: str = "auto"
     rtol: float = 1e-9
     order: float = 2
-    deadline: float = math.inf
-    device: str = "cpu"
-    snap: bool = True
+    time_limit: float | None = None
+    exact_weights: bool = False
     strict: bool = True
+    device: str = "cpu"
     start: float = field(default_factory=time.perf_counter)
 
-    @classmethod
-    def of(
-        cls,
-        *,
-        method: str = "auto",
-        time_limit: float | None = None,
-        rtol: float,
-        exact_weights: bool = False,
-        strict: bool = True,
-        **others: Any,
-    ) -> Settings:
-        """The settings, refused if they mean nothing; the clock starts here."""
-        settings = cls(
-            method=choice(method, "method", _METHODS),
-            rtol=number(rtol, "rtol", above=0, below=1),
-            snap=not as_bool(exact_weights, "exact_weights"),
-            strict=as_bool(strict, "strict"),
-            **others,
-        )
-        if time_limit is None:
-            return settings
-        seconds = number(time_limit, "time_limit", above=0, finite=False)
-        return replace(settings, deadline=settings.start + seconds)
+    def __post_init__(self) -> None:
+        choice(self.method, "method", _METHODS)
+        as_bool(self.exact_weights, "exact_weights")
+        as_bool(self.strict, "strict")
+        number(self.rtol, "rtol", above=0, below=1)
+        if self.time_limit is not None:
+            number(self.time_limit, "time_limit", above=0, finite=False)
+
+    @property
+    def deadline(self) -> float:
+        """When `time.perf_counter` says that time is over."""
+        return math.inf if self.time_limit is None else self.start + self.time_limit
 
 
 @with_hints
@@ -144,12 +133,8 @@ def solve_w2(
         0.8660254037844386
     """
     refuse_cost_matrix(extra, "solve_w2")
-    settings = Settings.of(
-        method=method,
-        rtol=rtol,
-        time_limit=time_limit,
-        exact_weights=exact_weights,
-        strict=strict,
+    settings = Settings(
+        method, rtol, time_limit=time_limit, exact_weights=exact_weights, strict=strict
     )
     return solved(as_pair(mu, nu, weights), settings)
 
@@ -196,9 +181,7 @@ def solve_wp(
         >>> float(solve_wp(x, x[:1], 3).value ** 3)
         0.5
     """
-    settings = Settings.of(
-        order=as_order(p), rtol=rtol, exact_weights=exact_weights, strict=strict
-    )
+    settings = Settings(rtol=rtol, order=as_order(p), exact_weights=exact_weights, strict=strict)
     return solved(as_pair(mu, nu, weights), settings)
 
 
@@ -244,7 +227,7 @@ def solve_arrays(
         problem = Problem.of(*arrays, order=settings.order)
         formula = closed_form(problem, rtol=settings.rtol)
         answer = formula or solve_dense(problem, rtol=settings.rtol)
-        return in_unit(answer, problem.exponent, settings.order)
+        return in_unit(answer, problem.exponent)
 
     if max(n, m) < _THREADED_FROM or len(blocks) == 1:
         found = [answer_of(block) for block in blocks]
@@ -264,11 +247,9 @@ def _solve_one(
     x: np.ndarray, y: np.ndarray, log_a: np.ndarray, log_b: np.ndarray, settings: Settings
 ) -> Interval:
     """One pair by the whole dispatch, in the caller's unit and numbering."""
-    rows, cols = (np.flatnonzero(logs > -math.inf) for logs in (log_a, log_b))
-    mine, theirs = log_a[rows], log_b[cols]
-    theirs = same_weights(theirs, snapped(mine, theirs)) if settings.snap else theirs
-    problem = Problem.of(x[rows], y[cols], mine, theirs, order=settings.order)
-    answer = in_unit(_METHODS[settings.method](problem, settings), problem.exponent, problem.order)
+    order, snap = settings.order, not settings.exact_weights
+    problem, _, _ = Problem.between(x, y, log_a, log_b, order=order, snap=snap)
+    answer = in_unit(_METHODS[settings.method](problem, settings), problem.exponent)
     return in_numbering(answer, (x, y), (log_a, log_b))
 
 
@@ -356,7 +337,7 @@ def _clusters(problem: Problem, settings: Settings) -> Interval | None:
     def solve_part(part: Problem) -> Interval:
         return automatic(part, settings)
 
-    return solve_clusters(problem, solve_part, rtol=settings.rtol, snap=settings.snap)
+    return solve_clusters(problem, solve_part, rtol=settings.rtol, snap=not settings.exact_weights)
 
 
 def _refuse_pairs(problem: Problem, most: int) -> None:

@@ -224,9 +224,9 @@ def test_a_change_of_unit_moves_no_end_inward_and_scales_potentials_by_its_power
     order: int,
 ) -> None:
     third = answer_of(1 / 3, 1 / 3, 1 / 3, 3.0, converged=True, doubt=0.5)
-    third = replace(third, dual_doubt=np.asarray(0.75))
+    third = replace(third, dual_doubt=np.asarray(0.75), order=order)
     for exponent in (-1073, -1060, -1030, 7, 1020):
-        found = in_unit(third, np.asarray(exponent), order)
+        found = in_unit(third, np.asarray(exponent))
         with mpmath.workdps(30):
             truth = mpmath.mpf(1 / 3) * mpmath.mpf(2) ** exponent
             assert mpmath.mpf(float(found.lower)) <= truth <= mpmath.mpf(float(found.upper))

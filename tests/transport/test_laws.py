@@ -84,7 +84,7 @@ def by_partners(p: Problem) -> TransportResult:
     with mock.patch.object(formulas, "_may_be_nearest", return_value=True):
         answer = formulas.solve_paired(own, rtol=1e-9, device="cpu")
     assert answer is not None
-    answer = certificate.in_unit(answer, own.exponent, 2)
+    answer = certificate.in_unit(answer, own.exponent)
     answer = in_numbering(answer, (x, y), (a, b))
     return assemble(as_pair(p.mu, p.nu), answer[None], seconds=0.0)
 

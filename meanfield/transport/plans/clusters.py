@@ -86,7 +86,7 @@ def solve_clusters(
     for rows, cols, log_mass in zip(clusters.rows, clusters.cols, masses.log_common, strict=True):
         if len(rows) and len(cols):
             part = problem.part(rows, cols, snap=snap)
-            answer = in_unit(solve_part(part), part.exponent - problem.exponent, problem.order)
+            answer = in_unit(solve_part(part), part.exponent)
             parts.append(Part(_lowered(answer)[None], rows[None], cols[None], log_mass[None]))
     _refuse_masses(problem, parts)
     # Solved: the excess is rounding; else only bounded.
