@@ -337,7 +337,7 @@ def _clusters(problem: Problem, settings: Settings) -> Interval | None:
     def solve_part(part: Problem) -> Interval:
         return automatic(part, settings)
 
-    return solve_clusters(problem, solve_part, rtol=settings.rtol, snap=not settings.exact_weights)
+    return solve_clusters(problem, solve_part, snap=not settings.exact_weights)
 
 
 def _refuse_pairs(problem: Problem, most: int) -> None:

@@ -238,10 +238,10 @@ def test_what_a_wrong_solver_says_is_bounded_and_flagged(
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_clusters_that_exchange_mass_do_not_believe_a_solver(
+def test_a_wrong_solver_is_not_believed_about_clusters_that_exchange_mass(
     monkeypatch: pytest.MonkeyPatch, lie: str
 ) -> None:
-    """The plan between clusters is looked at, so that no wrong one becomes an upper end."""
+    """What little crosses costs more than all the rest."""
     tell(monkeypatch, LIES[lie])
     p, answer = problem("crossing"), ANSWERS["as weights are meant"]
     with np.errstate(invalid="ignore"):
