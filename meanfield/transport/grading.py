@@ -92,8 +92,10 @@ def certify(
     x, y, log_a, log_b = (t[0] for t in pair.flat)
     entries = None if plan is None else entries_of(plan, len(x), len(y))
     f, g = potentials_of(potentials, len(x), len(y))
-    problem, *atoms = Problem.between(x, y, log_a, log_b, order=order)
-    given = _repaired(problem, _among(entries, atoms, (len(x), len(y))))
+    whole = Problem(x, y, log_a, log_b, order=order)
+    atoms = whole.atoms
+    problem = whole.part(*atoms, snap=True)
+    given = _repaired(problem, _among(entries, *atoms))
     unit = -order * float(problem.exponent)
     known = [_in_unit(t, which, unit) for t, which in zip((f, g), atoms, strict=True)]
     answer = _graded(problem, given, known, rtol, pair.device)
@@ -116,20 +118,16 @@ def _in_unit(
         return np.clip(potential[atoms] * np.exp2(exponent), -1e300, 1e300)
 
 
-def _among(
-    entries: Entries | None, atoms: Sequence[np.ndarray], sizes: tuple[int, int]
-) -> Entries:
+def _among(entries: Entries | None, rows: np.ndarray, cols: np.ndarray) -> Entries:
     """The entries between atoms that have mass, in the numbering of these."""
     if entries is None:
         none = np.zeros(0, np.int64)
         return Entries(none, none, np.zeros(0))
-    places = [np.full(size, -1) for size in sizes]
-    for place, which in zip(places, atoms, strict=True):
-        place[which] = np.arange(len(which))
-    rows, cols = places[0][entries.rows], places[1][entries.cols]
-    there = (rows >= 0) & (cols >= 0)
-    logs = None if entries.log_mass is None else entries.log_mass[there]
-    return Entries(rows[there], cols[there], logs)
+    there = np.isin(entries.rows, rows) & np.isin(entries.cols, cols)
+    i, j = (
+        np.searchsorted(*t) for t in ((rows, entries.rows[there]), (cols, entries.cols[there]))
+    )
+    return Entries(i, j, None if entries.log_mass is None else entries.log_mass[there])
 
 
 def _repaired(problem: Problem, entries: Entries) -> SparsePlan:

@@ -247,8 +247,8 @@ def _solve_one(
     x: np.ndarray, y: np.ndarray, log_a: np.ndarray, log_b: np.ndarray, settings: Settings
 ) -> Interval:
     """One pair by the whole dispatch, in the caller's unit and numbering."""
-    order, snap = settings.order, not settings.exact_weights
-    problem, _, _ = Problem.between(x, y, log_a, log_b, order=order, snap=snap)
+    whole = Problem(x, y, log_a, log_b, order=settings.order)
+    problem = whole.part(*whole.atoms, snap=not settings.exact_weights)
     answer = in_unit(_METHODS[settings.method](problem, settings), problem.exponent)
     return in_numbering(answer, (x, y), (log_a, log_b))
 
