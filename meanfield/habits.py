@@ -25,6 +25,7 @@ _WORDS = (
     ("reg epsilon eps entropy", "nu", "this distance is exact; sinkhorn_divergence has blur="),
     ("plan pi G T gamma P coupling", "plan", "plan=, mass between the atoms"),
     ("f g u v phi psi duals", "potentials", "potentials=(f, g), of |x − y|^p"),
+    ("log return_plan full_output", "scaling", "sinkhorn_plan returns plan and potentials"),
     ("log return_plan full_output", "nu", "solve_w2 returns value, plan and potentials"),
     ("solver", "method", "method= names how it is solved"),
     ("solver", "plan", "what any solver has found: plan=, potentials="),

@@ -129,6 +129,7 @@ transport.conditional_w2(seq, later, rtol=1e-9)
 transport.solve_conditional_w2(seq, later, penalty=1.0, method="auto", rtol=1e-9, strict=True)
 transport.sinkhorn_divergence(mu, nu, blur=0.5, scaling=0.5)
 transport.conditional_sinkhorn_divergence(seq, later, penalty=1.0, blur=0.5, scaling=0.5)
+transport.sinkhorn_plan(mu, nu, blur=0.5, steps=50)
 """
 
 DYNAMICS = """
@@ -163,7 +164,7 @@ GROUPS = {
 LINES = [line for text in GROUPS.values() for line in text.strip().splitlines()]
 # What looks like a mistake and is none: mistakes, and where: at an argument of this name, at
 # `function.argument`, or anywhere in a function, `function.*`.
-_CLOUDS = "w1.* w2.* wp.* solve_w2.* solve_wp.* certify.* sinkhorn_divergence.*"
+_CLOUDS = "w1.* w2.* wp.* solve_w2.* solve_wp.* certify.* sinkhorn_divergence.* sinkhorn_plan.*"
 _ALONE = "of.value pushforward.mu disintegrate.mu split.mu merge.mu cluster_count.mu table.points"
 # Called later, and checked then.
 _LATER = "FlowMap.F contractive.F Bounded.map"
