@@ -22,13 +22,16 @@ from meanfield.transport.certificate import (
 )
 from meanfield.transport.foreign import Entries, entries_of, potentials_of
 from meanfield.transport.pairs import Measure, as_pair
+from meanfield.transport.plans.c_transform import CTransform
 from meanfield.transport.plans.formulas import monotone_along_widest
-from meanfield.transport.plans.pricing import priced
-from meanfield.transport.problem import Problem
+from meanfield.transport.problem import Problem, costs_between
 from meanfield.transport.result import TransportResult, assemble
 from meanfield.transport.solve import as_order, in_numbering
 
 _ADDED = 1e-13  # of the mass: less of it is priced by the certificate, not put elsewhere
+_DIRECT = 50_000_000  # coordinate differences up to which every cost is taken from its own
+_BLOCK = 1 << 21  # costs held at once
+_CANDIDATES = 8  # of a row, whose costs are taken again from differences
 
 
 @with_hints
@@ -176,3 +179,24 @@ def _graded(
         pairs.append((second, first) if mirror else (first, second))
     best = max(pairs, key=lambda pair: float(problem.a @ pair[0] + problem.b @ pair[1]))
     return certified(problem, plan, best, method="given", rtol=rtol)
+
+
+def priced(
+    problem: Problem, known: np.ndarray, *, mirror: bool = False, device: str = "cpu"
+) -> np.ndarray:
+    """fᵢ = min_j C_ij − g_j of one problem.
+
+    Args:
+        problem: one problem.
+        known: g (m,), or f (n,) if it is `mirror`.
+        mirror: g_j = min_i C_ij − fᵢ instead.
+        device: where products of many coordinates are computed.
+    """
+    x, y = (problem.y, problem.x) if mirror else (problem.x, problem.y)
+    if problem.order == 2 and problem.pairs > _BLOCK and problem.pairs * problem.dim > _DIRECT:
+        nowhere = np.full(len(x), np.inf)
+        return CTransform(x, y, device=device).precise(known, _CANDIDATES, nowhere).minima
+    step = max(1, _BLOCK // len(y))
+    blocks = (x[start : start + step] for start in range(0, len(x), step))
+    minima = [(costs_between(block, y, problem.order) - known).min(1) for block in blocks]
+    return np.concatenate(minima)

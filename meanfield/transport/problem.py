@@ -6,9 +6,8 @@ Leading axes are a batch of problems of one shape, as everywhere in `torch.linal
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
@@ -66,11 +65,6 @@ class Problem:
         else:
             x, y = np.ldexp(x, -unit), np.ldexp(y, -unit)
         return cls(x, y, log_a, log_b, own, order)
-
-    def __getitem__(self, index: Any) -> Problem:
-        """Some problems of the batch; `None` makes a batch of one."""
-        kept = {f.name: getattr(self, f.name)[index] for f in fields(self) if f.name != "order"}
-        return replace(self, **kept)
 
     def part(self, rows: np.ndarray, cols: np.ndarray, *, snap: bool) -> Problem:
         """The problem between some atoms of both, each side of mass one, in a unit of its own.

@@ -349,7 +349,7 @@ def _refuse_pairs(problem: Problem, most: int) -> None:
 
 
 def _simplex(problem: Problem, settings: Settings) -> Interval:
-    answer = solve_dense(problem, rtol=settings.rtol, by_simplex=True)
+    answer = solve_dense(problem, rtol=settings.rtol)
     return solve_finely(problem, rtol=settings.rtol, answer=answer)
 
 

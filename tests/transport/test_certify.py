@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from scipy.optimize import linear_sum_assignment
 
-from meanfield.transport import certify, solve_w2
-from meanfield.transport.plans import pricing
+from meanfield.transport import certify, grading, solve_w2
 from meanfield.transport.problem import Problem
 
 RNG = np.random.default_rng(3)
@@ -24,7 +23,7 @@ SIGMA = linear_sum_assignment(COSTS)[1]
 def test_products_and_direct_costs_price_alike(monkeypatch, size) -> None:
     """Above a number of differences pricing goes by products, with a slack, or precisely."""
     if size is not None:
-        monkeypatch.setattr(pricing, "_DIRECT", size)
+        monkeypatch.setattr(grading, "_DIRECT", size)
     for eps in (1.0, 1e-6):
         y = X + eps * RNG.normal(size=X.shape)
         truth = float(solve_w2(X, y).value)
@@ -51,12 +50,12 @@ def test_assignments_come_as_permutations_maps_and_pairs_of_scipy() -> None:
 def test_potentials_in_blocks_and_by_products_are_those_of_all_pairs(
     monkeypatch, direct, mirror
 ) -> None:
-    monkeypatch.setattr(pricing, "_BLOCK", 100)
-    monkeypatch.setattr(pricing, "_DIRECT", direct)
+    monkeypatch.setattr(grading, "_BLOCK", 100)
+    monkeypatch.setattr(grading, "_DIRECT", direct)
     p = Problem.of(X, Y, np.zeros(len(X)), np.zeros(len(Y)))
     known = np.sin(np.arange(p.n if mirror else p.m))
     truth = (p.costs - (known[:, None] if mirror else known)).min(0 if mirror else 1)
-    found = pricing.priced(p, known, mirror=mirror)
+    found = grading.priced(p, known, mirror=mirror)
     np.testing.assert_allclose(found, truth, rtol=0, atol=1e-15)
 
 

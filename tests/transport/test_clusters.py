@@ -87,7 +87,7 @@ def test_parts_of_another_mass_are_refused() -> None:
 
 def heavy_part(mass: float) -> tuple:
     p = Problem.of(*np.random.default_rng(5).normal(size=(2, 60, 2)), np.zeros(60), np.zeros(60))
-    answer = solve_dense(p[None], rtol=1e-9)
+    answer = solve_dense(p, rtol=1e-9)[None]
     everyone = np.arange(60)[None]
     return p, [clusters.Part(answer, everyone, everyone, np.array([math.log(mass)]))]
 
@@ -135,7 +135,7 @@ def test_parts_whose_masses_are_wrong_are_not_believed(
 
     monkeypatch.setattr(clusters, "_masses", wrong)
     x = np.array([[0.0, 0.0], [1.0, 0.0], [50.0, 0.0], [50.0, 1.0]])
-    dense = lambda part: solve_dense(part[None], rtol=1e-9)[0]  # noqa: E731
+    dense = lambda part: solve_dense(part, rtol=1e-9)  # noqa: E731
     problem = Problem.of(x, x + 0.1, np.zeros(4), np.zeros(4))
     with pytest.raises(CertificateError, match="clusters: expected"):
         solve_clusters(problem, dense, snap=True)

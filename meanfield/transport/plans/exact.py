@@ -27,19 +27,18 @@ _REFINEMENTS = 4
 _FORD_ROUNDS, _FORD_GAP = 400, 1e-13
 
 
-def solve_dense(problem: Problem, *, rtol: float, by_simplex: bool = False) -> Interval:
+def solve_dense(problem: Problem, *, rtol: float) -> Interval:
     """One problem, or a batch (one leading axis): nearest neighbours or the simplex.
 
     Args:
         problem: the problems.
         rtol: how closely plans and potentials must meet.
-        by_simplex: nothing but the simplex.
     """
     n, m = problem.n, problem.m
     costs = problem.costs.reshape(-1, n, m)
     a, b = problem.a.reshape(-1, n), problem.b.reshape(-1, m)
     is_near = np.zeros(len(costs), bool)
-    if not by_simplex and problem.is_paired.any():
+    if problem.is_paired.any():
         # Where yᵢ is nearest to xᵢ for every i, g = 0 proves xᵢ → yᵢ optimal.
         is_near = (costs.diagonal(axis1=1, axis2=2) <= costs.min(2)).all(-1) & problem.is_paired
     if is_near.all():

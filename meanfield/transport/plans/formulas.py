@@ -70,10 +70,7 @@ def solve_two_atoms(problem: Problem, *, rtol: float) -> Interval:
     equal = (problem.log_a == np.take_along_axis(problem.log_b, partner, -1)).all(-1)
     doubt = np.where(equal, -math.inf, top + np.log(16 * UNIT * (1 + np.abs(top))))
     # The entry that crosses is tight too, which fixes g: f of its sender is 0.
-    g = np.empty_like(problem.logs_b)
-    from_sender = np.take_along_axis(problem.costs, sender[..., None], -2)[..., 0, :]
-    for t in (np.take_along_axis(partner, sender, -1), receiver):
-        np.put_along_axis(g, t, np.take_along_axis(from_sender, t, -1), -1)
+    g = np.take_along_axis(problem.costs, sender[..., None], -2)[..., 0, :]
     return certified(
         problem,
         SparsePlan(rows, cols, logs, doubt),
