@@ -64,22 +64,29 @@ def with_hints(function: _Called) -> _Called:
 
     Raises:
         TypeError: a keyword that it does not have, with the sentence of the table, the nearest of
-            its arguments, or all of them.
+            its arguments, or all of them; a matrix of costs in the place of two measures.
     """
     own = inspect.signature(function).parameters
-    named = [name for name, one in own.items() if one.kind is not one.VAR_POSITIONAL]
-    known = set(named)
+    known, where = set(own), function.__qualname__.removesuffix(".__init__")
+    places = [name for name, one in own.items() if one.kind is one.POSITIONAL_OR_KEYWORD]
+    is_distance = places == ["mu", "nu"] and "weights" in known
 
     @functools.wraps(function)
-    def told(*args: Any, **kwargs: Any) -> Any:
+    def hinted(*args: Any, **kwargs: Any) -> Any:
+        if is_distance and len(args) > 2:
+            raise TypeError(
+                f"{where}: expected two measures, got {len(args)} positional arguments. In the "
+                f"place of POT's emd2(a, b, M) write {where}((x, a), (y, b)) or {where}(x, y, "
+                "weights=(a, b)), with points x (n, d) and y (m, d): costs are made from the "
+                "points, since a matrix of squares has lost the digits of small displacements"
+            )
         if kwargs.keys() <= known:
             return function(*args, **kwargs)
         word = next(name for name in kwargs if name not in known)
-        where = function.__qualname__.removesuffix(".__init__")
-        listed = ", ".join(name for name in named if name not in ("self", "cls"))
+        listed = ", ".join(name for name in own if name not in ("self", "cls"))
         raise TypeError(f"{where}: expected some of {listed}, got {word}={_hint(word, known)}")
 
-    return told  # type: ignore[return-value]
+    return hinted  # type: ignore[return-value]
 
 
 def _hint(word: str, known: set[str]) -> str:

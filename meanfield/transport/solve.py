@@ -15,7 +15,7 @@ import numpy as np
 from meanfield.checks import as_bool, choice, number
 from meanfield.habits import with_hints
 from meanfield.transport.certificate import Interval, in_unit, narrower
-from meanfield.transport.pairs import Measure, Pair, as_pair, refuse_cost_matrix
+from meanfield.transport.pairs import Measure, Pair, as_pair
 from meanfield.transport.plans.clusters import solve_clusters
 from meanfield.transport.plans.columns import solve_columns
 from meanfield.transport.plans.exact import solve_dense, solve_finely
@@ -81,7 +81,7 @@ class Settings:
 def solve_w2(
     mu: Measure,
     nu: Measure,
-    *extra: Any,
+    *,
     weights: tuple[Any, Any] | None = None,
     method: str = "auto",
     rtol: float = 1e-9,
@@ -101,7 +101,6 @@ def solve_w2(
             Tensors, lists, NumPy arrays and data frames; NumPy in, NumPy out. A list of clouds,
             of any sizes, is a batch.
         nu: ν, likewise; sizes may differ, batch axes broadcast.
-        *extra: nothing; here only to answer ``emd2(a, b, M)``.
         weights: (a, b) for points without weights of their own; None is uniform.
         method: "auto" takes the cheapest solver that gives `rtol`. By name: "simplex" (dense),
             "column generation" (large: 100,000 points in half a minute to minutes, a million in
@@ -132,7 +131,6 @@ def solve_w2(
         >>> float(solve_w2((x, a), x[:1]))
         0.8660254037844386
     """
-    refuse_cost_matrix(extra, "solve_w2")
     settings = Settings(
         method, rtol, time_limit=time_limit, exact_weights=exact_weights, strict=strict
     )
