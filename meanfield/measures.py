@@ -388,9 +388,9 @@ def disintegrate(mu: ParticleMeasure) -> Disintegration:
         ValueError: if μ has no positions or has batch axes.
     """
     positions = check_positioned(check_single(mu))
-    alive = mu.log_weights > -math.inf
-    points, logs = mu.points[alive], mu.log_weights[alive]
-    positions, groups = positions[alive].unique(sorted=True, return_inverse=True)
+    present = mu.log_weights > -math.inf
+    points, logs = mu.points[present], mu.log_weights[present]
+    positions, groups = positions[present].unique(sorted=True, return_inverse=True)
     log_masses = log_sums(logs, groups, len(positions))
     logs = logs - log_masses[groups]
     members = [groups == g for g in range(len(positions))]
@@ -431,16 +431,16 @@ def merge_labelled(
 
     With `across_positions` atoms of different positions may be merged; the result has none.
     """
-    alive = (mu.log_weights > -math.inf).nonzero()[:, 0]
-    points, logs = mu.points[alive], mu.log_weights[alive]
-    positions = None if across_positions or mu.positions is None else mu.positions[alive]
+    present = (mu.log_weights > -math.inf).nonzero()[:, 0]
+    points, logs = mu.points[present], mu.log_weights[present]
+    positions = None if across_positions or mu.positions is None else mu.positions[present]
     groups, first = _single_linkage(points.detach(), positions, atol)
     log_masses = log_sums(logs, groups, len(first))
     shares = (logs - log_masses[groups]).exp()[:, None]  # they sum to 1 in each group
     origins = points[first]  # averages of differences, so that equal points do not move
     centres = origins.index_add(0, groups, shares * (points - origins[groups]))
     labels = torch.full((mu.n_particles,), -1, device=mu.device)
-    labels[alive] = groups
+    labels[present] = groups
     positions = None if positions is None else positions[first]
     return _measure(centres, log_masses, positions), labels
 

@@ -16,9 +16,9 @@ from meanfield.transport.certificate import (
     Interval,
     SparsePlan,
     certified,
+    clipped,
     in_unit,
     log_masses,
-    within_reach,
 )
 from meanfield.transport.foreign import Entries, entries_of, potentials_of
 from meanfield.transport.pairs import Measure, as_pair
@@ -173,7 +173,7 @@ def _graded(
     pairs = []
     for given, weights, mirror in starts:
         start = np.zeros_like(weights) if given is None else given
-        start = within_reach(problem, start, weights)
+        start = clipped(problem, start, weights)
         first = priced(problem, start, mirror=mirror, device=device)
         second = priced(problem, first, mirror=not mirror, device=device)
         pairs.append((second, first) if mirror else (first, second))

@@ -227,8 +227,8 @@ def _nearest(
 
     # Without balancing and compacting: the tree is used once, and duplicates do not hurt it.
     tree = cKDTree(points, balanced_tree=False, compact_nodes=False)
-    reach = float(moved.max()) * (1 + 1e-12)
-    found, _ = tree.query(queries, distance_upper_bound=max(reach, _UNSAFE))
+    farthest = float(moved.max()) * (1 + 1e-12)
+    found, _ = tree.query(queries, distance_upper_bound=max(farthest, _UNSAFE))
     # The tree squares distances: those below 1e-154 may have underflowed, and count as 0.
     found = np.where(found > 2 * _UNSAFE, found, 0.0)
     return np.minimum(found, moved)
