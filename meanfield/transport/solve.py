@@ -57,7 +57,7 @@ class Settings:
     method: str = "auto"
     rtol: float = 1e-9
     order: float = 2
-    time_limit: float | None = None
+    time_limit: float = math.inf
     exact_weights: bool = False
     strict: bool = True
     device: str = "cpu"
@@ -67,14 +67,8 @@ class Settings:
         choice(self.method, "method", _METHODS)
         as_bool(self.exact_weights, "exact_weights")
         as_bool(self.strict, "strict")
-        number(self.rtol, "rtol", above=0, below=1)
-        if self.time_limit is not None:
-            number(self.time_limit, "time_limit", above=0, finite=False)
-
-    @property
-    def deadline(self) -> float:
-        """When `time.perf_counter` says that time is over."""
-        return math.inf if self.time_limit is None else self.start + self.time_limit
+        number(self.time_limit, "time_limit", above=0, finite=False)
+        vars(self).update(rtol=number(self.rtol, "rtol", above=0, below=1))
 
 
 @with_hints
@@ -131,9 +125,8 @@ def solve_w2(
         >>> float(solve_w2((x, a), x[:1]))
         0.8660254037844386
     """
-    settings = Settings(
-        method, rtol, time_limit=time_limit, exact_weights=exact_weights, strict=strict
-    )
+    limit = math.inf if time_limit is None else time_limit
+    settings = Settings(method, rtol, time_limit=limit, exact_weights=exact_weights, strict=strict)
     return solved(as_pair(mu, nu, weights), settings)
 
 
@@ -285,50 +278,32 @@ def extend(
 
 
 def automatic(problem: Problem, settings: Settings) -> Interval:
-    """One problem by the cheapest solver that gives `rtol`."""
-    rtol = settings.rtol
-    formula = closed_form(problem, rtol=rtol)
-    if formula is not None and (formula.width <= rtol or min(problem.n, problem.m) == 1):
-        return formula
-    if problem.pairs > _SMALL:
-        return _large(problem, settings, formula)
-    answer = narrower(solve_dense(problem, rtol=rtol), formula, rtol)
-    if answer.width > rtol:
-        split = _clusters(problem, settings)
-        answer = answer if split is None else narrower(split, answer, rtol)
-    return _refined(problem, settings, answer)
-
-
-def _large(problem: Problem, settings: Settings, formula: Interval | None) -> Interval:
-    """What is cheap to certify first; then the dense simplex or, for W₂, column generation."""
-    rtol, device, best = settings.rtol, settings.device, formula
-    if problem.is_paired:
-        near = solve_paired(problem, rtol=rtol, device=device)
-        if near is not None:
-            best = narrower(near, best, rtol)
-    if best is not None and (best.width <= rtol or formula is not None):
+    """One problem by the cheapest solver that gives `rtol`: the roads of the table, in order."""
+    rtol, is_small = settings.rtol, problem.pairs <= _SMALL
+    best = closed_form(problem, rtol=rtol)
+    if best is not None and (best.width <= rtol or 1 in (problem.n, problem.m) or not is_small):
+        return best
+    if is_small:
+        best = narrower(solve_dense(problem, rtol=rtol), best, rtol)
+    elif problem.is_paired:
+        best = solve_paired(problem, rtol=rtol, device=settings.device)
+    if best is not None and best.width <= rtol:
         return best
     split = _clusters(problem, settings)
     if split is not None:
-        if split.converged:
-            return split
         best = narrower(split, best, rtol)
-    most = next(pairs for dim, pairs in _DENSE.items() if problem.dim <= dim)
-    if problem.order == 2 and problem.pairs > most:
-        answer = _columns(problem, settings)
-    else:
-        _refuse_pairs(problem, _MOST_PAIRS_WP)
-        answer = solve_dense(problem, rtol=rtol)
-    return narrower(_refined(problem, settings, answer), best, rtol)
-
-
-def _refined(problem: Problem, settings: Settings, answer: Interval) -> Interval:
-    """Where displacements are small beside the clouds, dense solves reach finer costs."""
-    # Nothing can stop a dense solve: it may take a hundred times what columns took.
-    is_free = settings.deadline == math.inf or problem.pairs <= _SMALL
-    if answer.width <= settings.rtol or problem.pairs > _FINE or not is_free:
-        return answer
-    return solve_finely(problem, rtol=settings.rtol, answer=answer)
+        if split.converged:
+            return best
+    if best is None or not is_small:
+        most = next(pairs for dim, pairs in _DENSE.items() if problem.dim <= dim)
+        is_columns = problem.order == 2 and problem.pairs > most
+        best = narrower((_columns if is_columns else _dense)(problem, settings), best, rtol)
+    # Displacements that are small beside the clouds: dense solves reach finer costs. Nothing can
+    # stop one, and it may take a hundred times what columns took.
+    is_free = settings.time_limit == math.inf or is_small
+    if best.width <= rtol or problem.pairs > _FINE or not is_free:
+        return best
+    return solve_finely(problem, rtol=rtol, answer=best)
 
 
 def _clusters(problem: Problem, settings: Settings) -> Interval | None:
@@ -346,15 +321,19 @@ def _refuse_pairs(problem: Problem, most: int) -> None:
         )
 
 
+def _dense(problem: Problem, settings: Settings) -> Interval:
+    _refuse_pairs(problem, _MOST_PAIRS_WP)
+    return solve_dense(problem, rtol=settings.rtol)
+
+
 def _simplex(problem: Problem, settings: Settings) -> Interval:
-    answer = solve_dense(problem, rtol=settings.rtol)
-    return solve_finely(problem, rtol=settings.rtol, answer=answer)
+    return solve_finely(problem, rtol=settings.rtol, answer=_dense(problem, settings))
 
 
 def _columns(problem: Problem, settings: Settings) -> Interval:
     _refuse_pairs(problem, _MOST_PAIRS)
-    rtol, deadline, device = settings.rtol, settings.deadline, settings.device
-    return solve_columns(problem, rtol=rtol, deadline=deadline, device=device)
+    end, device = settings.start + settings.time_limit, settings.device
+    return solve_columns(problem, rtol=settings.rtol, deadline=end, device=device)
 
 
 # Closed: a method is a line here, by the name that answers print. Other solvers' answers are

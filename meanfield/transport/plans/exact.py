@@ -41,20 +41,16 @@ def solve_dense(problem: Problem, *, rtol: float) -> Interval:
     if problem.is_paired.any():
         # Where yᵢ is nearest to xᵢ for every i, g = 0 proves xᵢ → yᵢ optimal.
         is_near = (costs.diagonal(axis1=1, axis2=2) <= costs.min(2)).all(-1) & problem.is_paired
-    if is_near.all():
-        index = np.zeros(problem.a.shape, np.int64) + np.arange(n)
-        plan, zeros = SparsePlan(index, index, problem.logs_a), np.zeros_like(problem.b)
-        return certified(problem, plan, zeros, method="identity", rtol=rtol)
-    if not is_near.any():
+    todo = ~is_near
+    if todo.all():
         plans, g = simplexes(a, b, costs)
-        names = ["simplex"]
     else:
         plans, g = np.broadcast_to(np.eye(n), costs.shape).copy(), np.zeros_like(b)
-        names, todo = ["identity", "simplex"], ~is_near
         plans[todo], g[todo] = simplexes(a[todo], b[todo], costs[todo])
-    plan = _sparse(plans.reshape(problem.costs.shape))
-    g = g.reshape(problem.b.shape)
-    return certified(problem, plan, g, method=" + ".join(names), rtol=rtol)
+    plan, g = _sparse(plans.reshape(problem.costs.shape)), g.reshape(problem.b.shape)
+    roads = ("identity", is_near.any()), ("simplex", todo.any())
+    method = " + ".join(name for name, is_taken in roads if is_taken)
+    return certified(problem, plan, g, method=method, rtol=rtol)
 
 
 def _sparse(plans: np.ndarray) -> SparsePlan:
