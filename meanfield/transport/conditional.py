@@ -23,7 +23,7 @@ from meanfield.measure_arguments import MASS_TOLERANCE
 from meanfield.measures import ParticleMeasure, check_measure
 from meanfield.transport.certificate import Interval, Part, scaled, united
 from meanfield.transport.pairs import Measure, Measures, Pair, as_measures
-from meanfield.transport.problem import UNIT, normalised_logs, row_norms
+from meanfield.transport.problem import UNIT, Problem, normalised_logs, row_norms
 from meanfield.transport.result import TransportResult, gathered
 from meanfield.transport.solve import Settings, extend, finished, solve_arrays
 
@@ -145,8 +145,8 @@ def solved_by_condition(
         return finished(pair, _solve_penalised(pair, s, t, price, settings), settings)
     tolerance = MASS_TOLERANCE[mu.dtype]
     answers = [
-        _solve_case(_Case(*case), settings, tolerance)[None]
-        for case in zip(*pair.flat, s, t, strict=True)
+        _solve_case(Problem(*case), u, v, settings, tolerance)[None]
+        for *case, u, v in zip(*pair.flat, s, t, strict=True)
     ]
     return finished(pair, gathered(answers) if answers else None, settings)
 
@@ -179,15 +179,6 @@ def _solve_penalised(
     return scaled(answer, root, 4 * UNIT * sum(sizes))
 
 
-class _Case(NamedTuple):
-    x: np.ndarray
-    y: np.ndarray
-    log_a: np.ndarray
-    log_b: np.ndarray
-    s: np.ndarray
-    t: np.ndarray
-
-
 class Groups(NamedTuple):
     """Members of each position: order[starts[k]:starts[k] + sizes[k]], and log θ."""
 
@@ -197,8 +188,11 @@ class Groups(NamedTuple):
     log_masses: np.ndarray
 
 
-def _solve_case(case: _Case, settings: Settings, tolerance: float) -> Interval:
-    labels = grouped_conditions(case.s, case.t)
+def _solve_case(
+    case: Problem, s: np.ndarray, t: np.ndarray, settings: Settings, tolerance: float
+) -> Interval:
+    """One pair in the caller's unit, with the conditions of its atoms."""
+    labels = grouped_conditions(s, t)
     groups = groups_of(labels, case.log_a, case.log_b, tolerance)
     if groups is None:
         return _infinite()
@@ -208,12 +202,12 @@ def _solve_case(case: _Case, settings: Settings, tolerance: float) -> Interval:
         found = solve_arrays(case.x[xs], case.y[ys], case.log_a[xs], case.log_b[ys], settings)
         assert found is not None  # a class of groups is not empty
         parts.append(Part(found, xs, ys, mine.log_masses[ids]))
-    answer = united(parts, (len(case.x), len(case.y)), 2, log_error=mismatch)
+    answer = united(parts, (case.n, case.m), 2, log_error=mismatch)
     f, g = answer.f, answer.g
     if f is not None and g is not None:
         in_x, in_y = case.log_a > -math.inf, case.log_b > -math.inf
         for label in np.union1d(labels[0][~in_x], labels[1][~in_y]):
-            i, j = (np.flatnonzero(t == label) for t in labels)
+            i, j = (np.flatnonzero(each == label) for each in labels)
             here_f, here_g = f[i], g[j]
             extend(here_f, here_g, case.x[i], case.y[j], in_x[i], in_y[j], 2)
             f[i], g[j] = here_f, here_g
