@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import functools
 import inspect
-import sys
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from meanfield.checks import suggestion
 
 _Called = TypeVar("_Called", bound=Callable[..., Any])
-_NAMED = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
 
 _MEASURE = "weights go with their points: (x, a), or ParticleMeasure(x, a)"
 _STEPS = "max_steps is of a solver: solver=linalg.Lanczos(max_steps=...)"
@@ -27,6 +25,7 @@ _WORDS = (
     ("reg epsilon eps entropy", "nu", "this distance is exact; sinkhorn_divergence has blur="),
     ("plan pi G T gamma P coupling", "plan", "plan=, mass between the atoms"),
     ("f g u v phi psi duals", "potentials", "potentials=(f, g), of |x − y|^p"),
+    ("log return_plan full_output", "scaling", "sinkhorn_plan returns plan and potentials"),
     ("log return_plan full_output", "nu", "solve_w2 returns value, plan and potentials"),
     ("solver", "method", "method= names how it is solved"),
     ("solver", "plan", "what any solver has found: plan=, potentials="),
@@ -114,34 +113,39 @@ def with_hints(function: _Called) -> _Called:
 
     Raises:
         TypeError: a keyword that it does not have, with the sentence of the table, the nearest of
-            its arguments, or all of them; more arguments without a name than it takes.
+            its arguments, or all of them; more arguments without a name than it takes, such as a
+            matrix of costs beside two measures.
     """
     if isinstance(function, type):  # a dataclass, whose call is written for it
         function.__init__ = with_hints(function.__init__)  # type: ignore[misc]
         return function
     own = inspect.signature(function).parameters
-    named = [name for name, one in own.items() if one.kind is not one.VAR_POSITIONAL]
-    known = set(named)
-    most = sum(one.kind not in _NAMED for one in own.values())
-    if any(one.kind is one.VAR_POSITIONAL for one in own.values()):
-        most = sys.maxsize
+    known, where = set(own), function.__qualname__.removesuffix(".__init__")
+    listed = [name for name in own if name not in ("self", "cls")]
+    places = [name for name, one in own.items() if one.kind is one.POSITIONAL_OR_KEYWORD]
+    is_distance = places == ["mu", "nu"] and "weights" in known
 
     @functools.wraps(function)
     def hinted(*args: Any, **kwargs: Any) -> Any:
-        if kwargs.keys() <= known and len(args) <= most:
+        if kwargs.keys() <= known and len(args) <= len(places):
             return function(*args, **kwargs)
-        where = function.__qualname__.removesuffix(".__init__")
-        if len(args) > most:
-            others = ", ".join(f"{name}=" for name, one in own.items() if one.kind in _NAMED)
-            took = most - (named[0] in ("self", "cls"))
+        if is_distance and len(args) > 2:
             raise TypeError(
-                f"{where}: expected at most {took} arguments without a name, got "
-                f"{took + len(args) - most}; by name: {others or 'none'}"
+                f"{where}: expected two measures, got {len(args)} positional arguments. In the "
+                f"place of POT's emd2(a, b, M) write {where}((x, a), (y, b)) or {where}(x, y, "
+                "weights=(a, b)), with points x (n, d) and y (m, d): costs are made from the "
+                "points, since a matrix of squares has lost the digits of small displacements"
+            )
+        if len(args) > len(places):
+            named = [f"{name}=" for name in listed if name not in places]
+            own_self = len(own) - len(listed)
+            raise TypeError(
+                f"{where}: expected at most {len(places) - own_self} arguments without a name, "
+                f"got {len(args) - own_self}; by name: {', '.join(named) or 'none'}"
             )
         word = next(name for name in kwargs if name not in known)
         hint = _sentence(_WORDS, word, known) or suggestion(word, known)
-        listed = ", ".join(name for name in named if name not in ("self", "cls"))
-        raise TypeError(f"{where}: expected some of {listed}, got {word}={hint}")
+        raise TypeError(f"{where}: expected some of {', '.join(listed)}, got {word}={hint}")
 
     return hinted  # type: ignore[return-value]
 

@@ -147,11 +147,6 @@ class ParticleMeasure(Hinted):
         positions = torch.arange(1, n + 1, dtype=points.dtype, device=points.device) / n
         return cls(points, positions=positions)
 
-    @classmethod
-    def checked(cls, points: Tensor, log_weights: Tensor) -> ParticleMeasure:
-        """The measure of tensors that are known to be right: nothing is looked at."""
-        return _measure(points, log_weights, None)
-
     @property
     def weights(self) -> Tensor:
         """aᵢ = exp(log aᵢ), shape (..., n); underflows to 0 below about e^{−745} in float64."""
@@ -404,9 +399,9 @@ def disintegrate(mu: ParticleMeasure) -> Disintegration:
         ValueError: if μ has no positions or has batch axes.
     """
     positions = check_positioned(check_single(mu))
-    alive = mu.log_weights > -math.inf
-    points, logs = mu.points[alive], mu.log_weights[alive]
-    positions, groups = positions[alive].unique(sorted=True, return_inverse=True)
+    present = mu.log_weights > -math.inf
+    points, logs = mu.points[present], mu.log_weights[present]
+    positions, groups = positions[present].unique(sorted=True, return_inverse=True)
     log_masses = log_sums(logs, groups, len(positions))
     logs = logs - log_masses[groups]
     members = [groups == g for g in range(len(positions))]
@@ -447,16 +442,16 @@ def merge_labelled(
 
     With `across_positions` atoms of different positions may be merged; the result has none.
     """
-    alive = (mu.log_weights > -math.inf).nonzero()[:, 0]
-    points, logs = mu.points[alive], mu.log_weights[alive]
-    positions = None if across_positions or mu.positions is None else mu.positions[alive]
+    present = (mu.log_weights > -math.inf).nonzero()[:, 0]
+    points, logs = mu.points[present], mu.log_weights[present]
+    positions = None if across_positions or mu.positions is None else mu.positions[present]
     groups, first = _single_linkage(points.detach(), positions, atol)
     log_masses = log_sums(logs, groups, len(first))
     shares = (logs - log_masses[groups]).exp()[:, None]  # they sum to 1 in each group
     origins = points[first]  # averages of differences, so that equal points do not move
     centres = origins.index_add(0, groups, shares * (points - origins[groups]))
     labels = torch.full((mu.n_particles,), -1, device=mu.device)
-    labels[alive] = groups
+    labels[present] = groups
     positions = None if positions is None else positions[first]
     return _measure(centres, log_masses, positions), labels
 
@@ -535,6 +530,8 @@ def mixture(measures: Sequence[ParticleMeasure], weights: Any = None) -> Particl
         measures = list(measures)
     many = len(stack(measures).points)  # refuses what does not fit
     logs = ParticleMeasure(measures[0].points.new_zeros(many, 1), weights).log_weights
+    if logs.ndim > 1:
+        raise ValueError(f"weights: expected {many} numbers, got shape {tuple(logs.shape)}")
     positions = [mu.positions for mu in measures if mu.positions is not None]
     return _measure(
         torch.cat([mu.points for mu in measures], -2),

@@ -217,6 +217,8 @@ def _scores(F: Map, readout: Readout, mu: ParticleMeasure) -> _Scores:
         image = mu.replace(places[0])
         for each in F.stages:
             image = image_of(each, image, "network")
+            if image.points.shape[:-1] != mu.points.shape[:-1]:
+                raise ValueError(f"network: expected one image per atom of {mu!r}, got {image!r}")
             places.append(image.points)
         scores = readout(image)
         by_class = [

@@ -27,13 +27,14 @@ NumPy arrays in, NumPy arrays out; everything else comes back as tensors. In the
 
 # Reading order; a file imports only those before it: problem · certificate · plans (c_transform ·
 # formulas · exact · clusters · columns) · pairs · coupling · result · solve · conditional ·
-# gradients · entropic · known · submissions.
+# gradients · entropic · entropic_plan · known · submissions.
 
 from __future__ import annotations
 
 from meanfield.transport.conditional import solve_conditional_w2
 from meanfield.transport.coupling import Coupling
 from meanfield.transport.entropic import conditional_sinkhorn_divergence, sinkhorn_divergence
+from meanfield.transport.entropic_plan import sinkhorn_plan
 from meanfield.transport.gradients import conditional_w2, w1, w2, wp
 from meanfield.transport.grading import certify
 from meanfield.transport.known import known_problem
@@ -50,6 +51,7 @@ __all__ = [
     "grade",
     "known_problem",
     "sinkhorn_divergence",
+    "sinkhorn_plan",
     "solve_conditional_w2",
     "solve_w2",
     "solve_wp",

@@ -125,13 +125,13 @@ def centred(g: np.ndarray, b: np.ndarray) -> np.ndarray:
         return g - taken(g, taken(order, middle))
 
 
-def within_reach(problem: Problem, g: np.ndarray, weights: np.ndarray) -> np.ndarray:
+def clipped(problem: Problem, g: np.ndarray, weights: np.ndarray) -> np.ndarray:
     """Anybody's potentials, centred, and cut where they say nothing.
 
     Large potentials are valid but lose digits: their rounding would widen the interval.
     """
-    reach = 4 * float(problem.diameter) ** problem.order
-    return np.clip(centred(g, weights), -reach, reach)
+    most = 4 * float(problem.diameter) ** problem.order
+    return np.clip(centred(g, weights), -most, most)
 
 
 def certified(
@@ -162,9 +162,9 @@ def certified(
     value = power_mean(plan.log_mass, moved, order)
     error = _relative_error(problem, plan.rows.shape[-1])
     missing, plan_doubt = _misplaced(problem, plan, moved)
-    reach = (missing + plan_doubt) ** (1 / order)
+    repair = (missing + plan_doubt) ** (1 / order)
     underflow = _lost_to_underflow(plan.log_mass, moved, value)
-    upper = powers_added(value * (1 + error), reach, order) * (1 + 4 * UNIT) + underflow
+    upper = powers_added(value * (1 + error), repair, order) * (1 + 4 * UNIT) + underflow
     both = _feasible(problem, potentials, slack)
     f, g = both[..., : problem.n], both[..., problem.n :]
     gained, lost = _dual(problem, both)
@@ -176,7 +176,7 @@ def certified(
         highest = np.maximum(gained + slack, 0.0) ** (1 / order)
         is_known = np.asarray(plan.log_doubt) < _MEASURED
         is_known &= _meet(order, rtol, value, highest, (plan_doubt + lost) / 2)
-        certain = np.where(is_known, powers_less(value * (1 - error), reach, order), 0.0)
+        certain = np.where(is_known, powers_less(value * (1 - error), repair, order), 0.0)
         lost = np.where(certain > lower, plan_doubt, lost)
         lower = np.maximum(lower, certain)
     lower = np.maximum(lower - underflow, 0.0)
@@ -306,7 +306,7 @@ def joined_names(answers: Sequence[Interval]) -> str:
     return " + ".join(sorted({name for t in answers for name in t.method.split(" + ")}))
 
 
-def in_unit(answer: Interval, exponent: np.ndarray, order: float) -> Interval:
+def in_unit(answer: Interval, exponent: np.ndarray) -> Interval:
     """The answer with distances times 2^exponent; ends rounded outward where that underflows."""
     low, value, high = (np.ldexp(t, exponent) for t in (answer.lower, answer.value, answer.upper))
     if (low < 1e-290).any():
@@ -316,7 +316,7 @@ def in_unit(answer: Interval, exponent: np.ndarray, order: float) -> Interval:
     f, g = answer.f, answer.g
     if f is not None and g is not None:
         with np.errstate(over="ignore", invalid="ignore"):
-            unit = np.exp2(order * np.asarray(exponent, float))[..., None]
+            unit = np.exp2(answer.order * np.asarray(exponent, float))[..., None]
             f, g = f * unit, g * unit
         if not (np.isfinite(f).all() and np.isfinite(g).all()):  # squares beyond 1e308
             f = g = None
@@ -550,9 +550,9 @@ def _misplaced(
     order, doubt = problem.order, np.asarray(plan.log_doubt)
     if (doubt == _EXACT).all():
         return np.zeros(doubt.shape), np.zeros(doubt.shape)
-    measured, reach = doubt == _MEASURED, problem.diameter**order
+    measured, farthest = doubt == _MEASURED, problem.diameter**order
     with np.errstate(over="ignore"):
-        stated = np.exp(np.where(measured, -math.inf, doubt)) * reach
+        stated = np.exp(np.where(measured, -math.inf, doubt)) * farthest
     mass, count = np.exp(plan.log_mass), problem.n + problem.m
     index = _flat(np.concatenate([plan.rows, problem.n + plan.cols], -1), count).ravel()
     held, spent, entries = (  # of each row, then of each column
@@ -563,7 +563,7 @@ def _misplaced(
     centre = (problem.a[..., None] * problem.x).sum(-2, keepdims=True)
     away = row_norms(np.concatenate([problem.x - centre, problem.y - centre], -2))
     growth = 4.0 ** (order - 1)
-    mean = np.minimum(spent / np.maximum(held, _NO_MASS), reach[..., None])
+    mean = np.minimum(spent / np.maximum(held, _NO_MASS), farthest[..., None])
     price = (growth * away**order + (growth - 1) * mean) * (1 + 1e-9)
     missing = (np.abs(problem.weights - held) * price).sum(-1)
     rounding = ((_doubts(problem) + 2 * entries * UNIT * held) * price).sum(-1)

@@ -23,7 +23,7 @@ from meanfield.measure_arguments import MASS_TOLERANCE
 from meanfield.measures import ParticleMeasure, check_measure
 from meanfield.transport.certificate import Interval, Part, scaled, united
 from meanfield.transport.pairs import Measure, Measures, Pair, as_measures
-from meanfield.transport.problem import UNIT, normalised_logs, row_norms
+from meanfield.transport.problem import UNIT, Problem, normalised_logs, row_norms
 from meanfield.transport.result import TransportResult, gathered
 from meanfield.transport.solve import Settings, extend, finished, solve_arrays
 
@@ -36,7 +36,6 @@ def solve_conditional_w2(
     conditions: tuple[Any, Any] | None = None,
     penalty: float | None = None,
     method: str = "auto",
-    position_atol: float = 0.0,
     rtol: float = 1e-9,
     exact_weights: bool = False,
     strict: bool = True,
@@ -59,8 +58,6 @@ def solve_conditional_w2(
             infinity forbids every change of condition. A power of four rounds nothing; others
             round the points once, which is in the interval.
         method: "auto", or a solver for every position by name.
-        position_atol: positions at most this far from the next are one group; 0 compares
-            exactly, as vectors and penalties always do.
         rtol: how closely plans and potentials must meet at every position.
         exact_weights: as for `solve_w2`, at every position.
         strict: raise if they do not; otherwise the answer comes back flagged.
@@ -83,10 +80,8 @@ def solve_conditional_w2(
         >>> solve_conditional_w2(mu, nu, penalty=0.0).value
         tensor(0., dtype=torch.float64)
     """
-    settings = Settings.of(method=method, rtol=rtol, exact_weights=exact_weights, strict=strict)
-    return solved_by_condition(
-        conditioned_pair(mu, nu, conditions), penalty, position_atol, settings
-    )
+    settings = Settings(method=method, rtol=rtol, exact_weights=exact_weights, strict=strict)
+    return solved_by_condition(conditioned_pair(mu, nu, conditions), penalty, settings)
 
 
 class ConditionedPair(NamedTuple):
@@ -139,27 +134,19 @@ def _conditions(value: Any, measure: ParticleMeasure, name: str) -> Tensor:
 
 
 def solved_by_condition(
-    given: ConditionedPair, penalty: float | None, position_atol: float, settings: Settings
+    given: ConditionedPair, penalty: float | None, settings: Settings
 ) -> TransportResult:
     """The conditional distance of a pair with conditions, or of a batch of pairs."""
     (mu, _, _), s, t = given
     pair = given.measures.pair
-    position_atol = number(position_atol, "position_atol", least=0, below=1)
-    price = math.inf
-    if penalty is not None:
-        price = number(penalty, "penalty", least=0, finite=False)
-    if position_atol and (price < math.inf or s.shape[-1] > 1):
-        raise ValueError(
-            "position_atol: expected 0 for conditions that are vectors or have a penalty, got "
-            f"{position_atol:g}; positions are grouped on the line only"
-        )
+    price = math.inf if penalty is None else number(penalty, "penalty", least=0, finite=False)
     settings = replace(settings, device=pair.device)
     if price < math.inf:
         return finished(pair, _solve_penalised(pair, s, t, price, settings), settings)
     tolerance = MASS_TOLERANCE[mu.dtype]
     answers = [
-        _solve_case(_Case(*case), settings, position_atol, tolerance)[None]
-        for case in zip(*pair.flat, s, t, strict=True)
+        _solve_case(Problem(*case), u, v, settings, tolerance)[None]
+        for *case, u, v in zip(*pair.flat, s, t, strict=True)
     ]
     return finished(pair, gathered(answers) if answers else None, settings)
 
@@ -192,15 +179,6 @@ def _solve_penalised(
     return scaled(answer, root, 4 * UNIT * sum(sizes))
 
 
-class _Case(NamedTuple):
-    x: np.ndarray
-    y: np.ndarray
-    log_a: np.ndarray
-    log_b: np.ndarray
-    s: np.ndarray
-    t: np.ndarray
-
-
 class Groups(NamedTuple):
     """Members of each position: order[starts[k]:starts[k] + sizes[k]], and log θ."""
 
@@ -211,9 +189,10 @@ class Groups(NamedTuple):
 
 
 def _solve_case(
-    case: _Case, settings: Settings, position_atol: float, tolerance: float
+    case: Problem, s: np.ndarray, t: np.ndarray, settings: Settings, tolerance: float
 ) -> Interval:
-    labels = grouped_conditions(case.s, case.t, position_atol)
+    """One pair in the caller's unit, with the conditions of its atoms."""
+    labels = grouped_conditions(s, t)
     groups = groups_of(labels, case.log_a, case.log_b, tolerance)
     if groups is None:
         return _infinite()
@@ -223,30 +202,22 @@ def _solve_case(
         found = solve_arrays(case.x[xs], case.y[ys], case.log_a[xs], case.log_b[ys], settings)
         assert found is not None  # a class of groups is not empty
         parts.append(Part(found, xs, ys, mine.log_masses[ids]))
-    answer = united(parts, (len(case.x), len(case.y)), 2, log_error=mismatch)
+    answer = united(parts, (case.n, case.m), 2, log_error=mismatch)
     f, g = answer.f, answer.g
     if f is not None and g is not None:
         in_x, in_y = case.log_a > -math.inf, case.log_b > -math.inf
         for label in np.union1d(labels[0][~in_x], labels[1][~in_y]):
-            i, j = (np.flatnonzero(t == label) for t in labels)
+            i, j = (np.flatnonzero(each == label) for each in labels)
             here_f, here_g = f[i], g[j]
             extend(here_f, here_g, case.x[i], case.y[j], in_x[i], in_y[j], 2)
             f[i], g[j] = here_f, here_g
     return answer
 
 
-def grouped_conditions(
-    s: np.ndarray, t: np.ndarray, atol: float = 0.0
-) -> tuple[np.ndarray, np.ndarray]:
-    """Group numbers of conditions (n, k), (m, k); on the line steps ≤ atol are chained to one."""
-    everything = np.concatenate([s, t])
-    if everything.shape[-1] > 1:
-        ranks = np.unique(everything + 0.0, axis=0, return_inverse=True)[1].reshape(-1)
-        return ranks[: len(s)], ranks[len(s) :]
-    everything = everything[:, 0]
-    order = np.argsort(everything, kind="stable")
-    ranks = np.empty(len(everything), np.int64)
-    ranks[order] = np.cumsum(np.diff(everything[order], prepend=-np.inf) > atol)
+def grouped_conditions(s: np.ndarray, t: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Group numbers of conditions (n, k), (m, k): equal conditions, and only they, are one."""
+    everything = np.concatenate([s, t]) + 0.0  # −0.0 and 0.0 are one condition
+    ranks = np.unique(everything, axis=0, return_inverse=True)[1].reshape(-1)
     return ranks[: len(s)], ranks[len(s) :]
 
 

@@ -52,7 +52,8 @@ def sinkhorn_divergence(
     8 pairs of 100 points           1.1 %          0.5 %  --
     ==============================  =============  =====  =====
 
-    `solve_w2` gives W₂ itself, in less time up to some thousand points. Sinkhorn iterations run
+    `solve_w2` gives W₂ itself, in less time up to some thousand points, and `sinkhorn_plan` the
+    entropic plan with its potentials. Sinkhorn iterations run
     on the device of the points: with matrices of all pairs up to 2 GB (2,988 points, or 4,225 in
     single precision) or a quarter of a device's memory (9,400 points of 80 GB), beyond by
     GeomLoss's online backend, in memory O(n), which needs pykeops.
@@ -180,7 +181,7 @@ def _conditional(
         masses = torch.as_tensor(np.exp(groups[0].log_masses[ids])).to(x)
         # A condition at a time where matrices are not made.
         most = max(2, xs.shape[1], ys.shape[1])
-        step = max(1, int(_memory(x.device) // (_MATRICES * most**2 * x.element_size())))
+        step = max(1, int(matrix_memory(x.device) // (_MATRICES * most**2 * x.element_size())))
         sides: list[Tensor] = []
         for (logs, _, points), atoms in ((mu, xs), (nu, ys)):
             at = torch.as_tensor(atoms).to(x.device)
@@ -234,7 +235,7 @@ def _diameter(x: Tensor, y: Tensor) -> float:
     return float(torch.linalg.vector_norm(both.amax(0) - both.amin(0)))
 
 
-def _memory(device: torch.device) -> float:
+def matrix_memory(device: torch.device) -> float:
     """Bytes that matrices may take."""
     if is_host(device):
         return _MEMORY
@@ -249,7 +250,7 @@ def _divergence(
 
     # Its schedule of ε begins at the diameter, which must not be 0.
     settings = {"p": 2, "blur": blur, "scaling": scaling, "diameter": max(diameter, blur)}
-    most, memory = max(a.shape[-1], b.shape[-1]), _memory(x.device)
+    most, memory = max(a.shape[-1], b.shape[-1]), matrix_memory(x.device)
     if _MATRICES * most**2 * x.element_size() <= memory:
         loss = SamplesLoss("sinkhorn", **settings, cost=_HalfSquares.apply, backend="tensorized")
     elif importlib.util.find_spec("pykeops") is None:

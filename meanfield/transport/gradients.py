@@ -14,7 +14,7 @@ from torch import Tensor
 
 from meanfield.habits import with_hints
 from meanfield.transport.conditional import conditioned_pair, solved_by_condition
-from meanfield.transport.pairs import Measure, Pair, as_pair, refuse_cost_matrix
+from meanfield.transport.pairs import Measure, Pair, as_pair
 from meanfield.transport.result import TransportResult, warn_of_rounding
 from meanfield.transport.solve import Settings, as_order, solved
 
@@ -23,7 +23,7 @@ from meanfield.transport.solve import Settings, as_order, solved
 def w2(
     mu: Measure,
     nu: Measure,
-    *extra: Any,
+    *,
     weights: tuple[Any, Any] | None = None,
     method: str = "auto",
     rtol: float = 1e-9,
@@ -33,7 +33,6 @@ def w2(
     Args:
         mu: μ, as for `solve_w2`.
         nu: ν, likewise.
-        *extra: nothing; here only to answer ``emd2(a, b, M)``.
         weights: as for `solve_w2`.
         method: as for `solve_w2`.
         rtol: as for `solve_w2`.
@@ -51,8 +50,7 @@ def w2(
         >>> w2(x, x + 3.0 / 2**0.5)
         tensor(3.0000, dtype=torch.float64)
     """
-    refuse_cost_matrix(extra, "w2")
-    settings = Settings.of(method=method, rtol=rtol)
+    settings = Settings(method=method, rtol=rtol)
     pair = as_pair(mu, nu, weights)
     return _valued(pair, solved(pair, settings))
 
@@ -61,12 +59,11 @@ def w2(
 def w1(
     mu: Measure,
     nu: Measure,
-    *extra: Any,
+    *,
     weights: tuple[Any, Any] | None = None,
     rtol: float = 1e-9,
 ) -> Any:
     """W₁(μ, ν) = `wp` of order 1: arguments, answer and errors are described there."""
-    refuse_cost_matrix(extra, "w1")
     return wp(mu, nu, 1, weights=weights, rtol=rtol)
 
 
@@ -101,7 +98,7 @@ def wp(
         >>> wp(x, x + 3.0 / 2**0.5, 4)
         tensor(3.0000, dtype=torch.float64)
     """
-    settings = Settings.of(order=as_order(p), rtol=rtol)
+    settings = Settings(order=as_order(p), rtol=rtol)
     pair = as_pair(mu, nu, weights)
     return _valued(pair, solved(pair, settings))
 
@@ -113,7 +110,6 @@ def conditional_w2(
     *,
     conditions: tuple[Any, Any] | None = None,
     penalty: float | None = None,
-    position_atol: float = 0.0,
     rtol: float = 1e-9,
 ) -> Any:
     """d₂(μ̄, ν̄) = (∫ W₂(μˢ, νˢ)² dθ(s))^½; +∞ where the first marginals differ.
@@ -122,11 +118,9 @@ def conditional_w2(
     and in log-weights: without a penalty along changes that keep both first marginals equal
     (others lead to +∞). Arguments and errors as for `solve_conditional_w2`.
     """
-    settings = Settings.of(rtol=rtol)
+    settings = Settings(rtol=rtol)
     given = conditioned_pair(mu, nu, conditions)
-    return _valued(
-        given.measures.pair, solved_by_condition(given, penalty, position_atol, settings)
-    )
+    return _valued(given.measures.pair, solved_by_condition(given, penalty, settings))
 
 
 def _valued(pair: Pair, result: TransportResult) -> Any:

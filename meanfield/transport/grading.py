@@ -16,21 +16,22 @@ from meanfield.transport.certificate import (
     Interval,
     SparsePlan,
     certified,
+    clipped,
     in_unit,
     log_masses,
-    power_mean,
-    within_reach,
 )
 from meanfield.transport.foreign import Entries, entries_of, potentials_of
 from meanfield.transport.pairs import Measure, as_pair
+from meanfield.transport.plans.c_transform import CTransform
 from meanfield.transport.plans.formulas import monotone_along_widest
-from meanfield.transport.plans.pricing import priced
-from meanfield.transport.problem import Problem, same_weights, snapped
+from meanfield.transport.problem import Problem, costs_between
 from meanfield.transport.result import TransportResult, assemble
 from meanfield.transport.solve import as_order, in_numbering
 
-_MOST_SLACK = 0.1  # of what `rtol` allows
 _ADDED = 1e-13  # of the mass: less of it is priced by the certificate, not put elsewhere
+_DIRECT = 50_000_000  # coordinate differences up to which every cost is taken from its own
+_BLOCK = 1 << 21  # costs held at once
+_CANDIDATES = 8  # of a row, whose costs are taken again from differences
 
 
 @with_hints
@@ -94,17 +95,16 @@ def certify(
     x, y, log_a, log_b = (t[0] for t in pair.flat)
     entries = None if plan is None else entries_of(plan, len(x), len(y))
     f, g = potentials_of(potentials, len(x), len(y))
-    atoms = tuple(np.flatnonzero(logs > -math.inf) for logs in (log_a, log_b))
-    mine, theirs = log_a[atoms[0]], log_b[atoms[1]]
-    theirs = same_weights(theirs, snapped(mine, theirs))
-    problem = Problem.of(x[atoms[0]], y[atoms[1]], mine, theirs, order=order)
-    given = _repaired(problem, _among(entries, atoms, (len(x), len(y))))
+    whole = Problem(x, y, log_a, log_b, order=order)
+    atoms = whole.atoms
+    problem = whole.part(*atoms, snap=True)
+    given = _repaired(problem, _among(entries, *atoms))
     unit = -order * float(problem.exponent)
     known = [_in_unit(t, which, unit) for t, which in zip((f, g), atoms, strict=True)]
     answer = _graded(problem, given, known, rtol, pair.device)
     names = ("plan" * (plan is not None), "potentials" * (potentials is not None))
     answer = replace(answer, method="given " + (" and ".join(filter(None, names)) or "nothing"))
-    answer = in_numbering(in_unit(answer, problem.exponent, order), (x, y), (log_a, log_b))
+    answer = in_numbering(in_unit(answer, problem.exponent), (x, y), (log_a, log_b))
     seconds = time.perf_counter() - start
     return assemble(pair, answer[None], order=order, seconds=seconds)
 
@@ -121,20 +121,16 @@ def _in_unit(
         return np.clip(potential[atoms] * np.exp2(exponent), -1e300, 1e300)
 
 
-def _among(
-    entries: Entries | None, atoms: tuple[np.ndarray, ...], sizes: tuple[int, int]
-) -> Entries:
+def _among(entries: Entries | None, rows: np.ndarray, cols: np.ndarray) -> Entries:
     """The entries between atoms that have mass, in the numbering of these."""
     if entries is None:
         none = np.zeros(0, np.int64)
         return Entries(none, none, np.zeros(0))
-    places = [np.full(size, -1) for size in sizes]
-    for place, which in zip(places, atoms, strict=True):
-        place[which] = np.arange(len(which))
-    rows, cols = places[0][entries.rows], places[1][entries.cols]
-    there = (rows >= 0) & (cols >= 0)
-    logs = None if entries.log_mass is None else entries.log_mass[there]
-    return Entries(rows[there], cols[there], logs)
+    there = np.isin(entries.rows, rows) & np.isin(entries.cols, cols)
+    i, j = (
+        np.searchsorted(*t) for t in ((rows, entries.rows[there]), (cols, entries.cols[there]))
+    )
+    return Entries(i, j, None if entries.log_mass is None else entries.log_mass[there])
 
 
 def _repaired(problem: Problem, entries: Entries) -> SparsePlan:
@@ -171,20 +167,36 @@ def _graded(
     device: str,
 ) -> Interval:
     """The interval of a plan and of c-transforms of f or of g, whichever are better."""
-    order, (f, g) = problem.order, known
-    moved = problem.moved(plan.rows, plan.cols)
-    allowed = _MOST_SLACK * rtol * float(power_mean(plan.log_mass, moved, order)) ** order
+    f, g = known
     starts = [(g, problem.b, False)] * (g is not None or f is None)
     starts += [(f, problem.a, True)] * (f is not None or g is None)
-    best, best_dual = None, -math.inf
+    pairs = []
     for given, weights, mirror in starts:
         start = np.zeros_like(weights) if given is None else given
-        start = within_reach(problem, start, weights)
-        first, _ = priced(problem, start, mirror=mirror, allowed=allowed, device=device)
-        second, slack = priced(problem, first, mirror=not mirror, allowed=allowed, device=device)
-        pair = (second, first) if mirror else (first, second)
-        dual = float(problem.a @ pair[0] + problem.b @ pair[1]) - slack
-        if best is None or dual > best_dual:
-            best, best_dual = (pair, slack), dual
-    assert best is not None  # there is a start
-    return certified(problem, plan, best[0], method="given", rtol=rtol, slack=best[1])
+        start = clipped(problem, start, weights)
+        first = priced(problem, start, mirror=mirror, device=device)
+        second = priced(problem, first, mirror=not mirror, device=device)
+        pairs.append((second, first) if mirror else (first, second))
+    best = max(pairs, key=lambda pair: float(problem.a @ pair[0] + problem.b @ pair[1]))
+    return certified(problem, plan, best, method="given", rtol=rtol)
+
+
+def priced(
+    problem: Problem, known: np.ndarray, *, mirror: bool = False, device: str = "cpu"
+) -> np.ndarray:
+    """fᵢ = min_j C_ij − g_j of one problem.
+
+    Args:
+        problem: one problem.
+        known: g (m,), or f (n,) if it is `mirror`.
+        mirror: g_j = min_i C_ij − fᵢ instead.
+        device: where products of many coordinates are computed.
+    """
+    x, y = (problem.y, problem.x) if mirror else (problem.x, problem.y)
+    if problem.order == 2 and problem.pairs > _BLOCK and problem.pairs * problem.dim > _DIRECT:
+        nowhere = np.full(len(x), np.inf)
+        return CTransform(x, y, device=device).precise(known, _CANDIDATES, nowhere).minima
+    step = max(1, _BLOCK // len(y))
+    blocks = (x[start : start + step] for start in range(0, len(x), step))
+    minima = [(costs_between(block, y, problem.order) - known).min(1) for block in blocks]
+    return np.concatenate(minima)

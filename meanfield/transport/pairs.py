@@ -179,17 +179,6 @@ def _is_plain(values: Any) -> bool:
     return type(values) is np.ndarray and values.dtype == np.float64
 
 
-def refuse_cost_matrix(extra: tuple[Any, ...], name: str) -> None:
-    """Meet the habit ``ot.emd2(a, b, M)`` with the call that does the same here."""
-    if extra:
-        raise TypeError(
-            f"{name}: expected two measures, got {2 + len(extra)} positional arguments. In the "
-            f"place of POT's emd2(a, b, M) write {name}((x, a), (y, b)) or {name}(x, y, "
-            "weights=(a, b)), with points x (n, d) and y (m, d): costs are made from the points, "
-            "since a matrix of squares has lost the digits of small displacements"
-        )
-
-
 def _is_numpy(value: Measure) -> bool:
     """Whether the answer should be NumPy: arrays and data frames, beside weights and in lists."""
     if isinstance(value, list) and value:

@@ -6,9 +6,8 @@ Leading axes are a batch of problems of one shape, as everywhere in `torch.linal
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
@@ -16,7 +15,6 @@ from meanfield.errors import CertificateError
 
 UNIT = 2.0**-53  # unit roundoff of float64
 _SAFE_LENGTH = 1e-140  # below it a square loses digits to underflow
-_LOOPED_PAIRS = 400  # entries of a matrix of costs from which on it is worth a call of its own
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +38,7 @@ class Problem:
     y: np.ndarray
     log_a: np.ndarray
     log_b: np.ndarray
-    exponent: np.ndarray
+    exponent: np.ndarray = field(default_factory=lambda: np.zeros((), int))
     order: float = 2
 
     @classmethod
@@ -52,9 +50,8 @@ class Problem:
         log_b: np.ndarray,
         *,
         order: float = 2,
-        exponent: int | np.ndarray = 0,
     ) -> Problem:
-        """The problem in its own unit; `exponent` is the unit of the coordinates given."""
+        """The problem in its own unit."""
         low = np.minimum(x.min(-2), y.min(-2))
         high = np.maximum(x.max(-2), y.max(-2))
         span = (high / 2 - low / 2).max(-1)  # halves: the span itself may overflow
@@ -67,19 +64,21 @@ class Problem:
             x, y = x * factor, y * factor
         else:
             x, y = np.ldexp(x, -unit), np.ldexp(y, -unit)
-        return cls(x, y, log_a, log_b, own + exponent, order)
-
-    def __getitem__(self, index: Any) -> Problem:
-        """Some problems of the batch; `None` makes a batch of one."""
-        kept = {f.name: getattr(self, f.name)[index] for f in fields(self) if f.name != "order"}
-        return replace(self, **kept)
+        return cls(x, y, log_a, log_b, own, order)
 
     def part(self, rows: np.ndarray, cols: np.ndarray, *, snap: bool) -> Problem:
-        """The problem between two parts, each of mass one, in its own unit."""
+        """The problem between some atoms of both, each side of mass one, in a unit of its own.
+
+        With `snap`, weights that agree up to rounding are taken as equal.
+        """
         log_a, log_b = self.log_a[rows], self.log_b[cols]
         log_b = same_weights(log_b, snapped(log_a, log_b)) if snap else log_b
-        x, y = self.x[rows], self.y[cols]
-        return Problem.of(x, y, log_a, log_b, order=self.order, exponent=self.exponent)
+        return Problem.of(self.x[rows], self.y[cols], log_a, log_b, order=self.order)
+
+    @property
+    def atoms(self) -> tuple[np.ndarray, np.ndarray]:
+        """The numbers of the atoms that have mass, of μ and of ν; of one problem."""
+        return np.flatnonzero(self.log_a > -math.inf), np.flatnonzero(self.log_b > -math.inf)
 
     @property
     def n(self) -> int:
@@ -132,14 +131,6 @@ class Problem:
         return np.concatenate([self.a, self.b], -1)
 
     @cached_property
-    def is_uniform(self) -> np.ndarray:
-        """Whether both clouds are uniform and of one size, shape (...)."""
-        if self.n != self.m:
-            return np.zeros(self.log_a.shape[:-1], bool)
-        a, b = ((logs == logs[..., :1]).all(-1) for logs in (self.log_a, self.log_b))
-        return a & b
-
-    @cached_property
     def is_paired(self) -> np.ndarray:
         """Whether atom i of μ and atom i of ν have the same weight, to the last bit."""
         if self.n != self.m:
@@ -174,8 +165,6 @@ def costs_between(x: np.ndarray, y: np.ndarray, order: float) -> np.ndarray:
         return cdist(x, y, metric)
     if len(x) == 1:
         return cdist(x[0], y[0], metric)[None]
-    if x.shape[-2] * y.shape[-2] >= _LOOPED_PAIRS:
-        return np.stack([cdist(*pair, metric) for pair in zip(x, y, strict=True)])
     moves = x[:, :, None] - y[:, None]
     squares = np.einsum("bnmd,bnmd->bnm", moves, moves)
     return squares if order == 2 else squares ** (order / 2)

@@ -11,7 +11,6 @@ from collections.abc import Iterable
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -20,7 +19,7 @@ from meanfield.results.atomic import make_folder, whole, write_new
 from meanfield.results.marks import check_replaceable
 from meanfield.transport.certificate import Interval
 from meanfield.transport.checker import HEAD, check
-from meanfield.transport.problem import Problem, same_weights, snapped
+from meanfield.transport.problem import Problem
 
 _BITS = 160  # of the lightest weight, and of a cost below the unit of the points
 _CENTRE_BITS = 64
@@ -28,24 +27,14 @@ _RANGE = 10_000.0  # of log-weights
 _DIGITS = decimal.Context(prec=80, Emin=-(10**9), Emax=10**9)
 
 
-class Evidence(NamedTuple):
-    """A pair of measures in float64, log-weights −inf where there is no atom, and its answer."""
-
-    x: np.ndarray
-    y: np.ndarray
-    log_a: np.ndarray
-    log_b: np.ndarray
-    answer: Interval
-
-
-def write_proof(evidence: Evidence, path: Path, *, checked: bool) -> None:
-    """Write the file, and run the checker on it.
+def write_proof(given: Problem, answer: Interval, path: Path, *, checked: bool) -> None:
+    """Write the file of an answer to a problem in the caller's unit, and run the checker on it.
 
     Raises:
         CertificateError: plan and potentials do not prove the interval of the answer.
     """
     path = check_replaceable(path)
-    content = _content(*_present(evidence))
+    content = _content(given, answer)
     make_folder(path.parent)
     with whole(path) as hidden:  # a proof that was there stays if this is none
         write_new(hidden, content)
@@ -53,7 +42,6 @@ def write_proof(evidence: Evidence, path: Path, *, checked: bool) -> None:
             if checked:
                 check(str(hidden))
         except ValueError as error:
-            answer = evidence.answer
             raise CertificateError(
                 f"{path}: expected plan and potentials that prove the interval "
                 f"[{float(answer.lower):.9g}, {float(answer.upper):.9g}] in exact arithmetic, "
@@ -61,12 +49,11 @@ def write_proof(evidence: Evidence, path: Path, *, checked: bool) -> None:
             ) from None
 
 
-def _present(evidence: Evidence) -> tuple[Evidence, Problem]:
-    """The atoms that have mass, in a numbering of their own, and the problem in its unit."""
-    x, y, log_a, log_b, answer = evidence
-    rows, cols = (np.flatnonzero(logs > -math.inf) for logs in (log_a, log_b))
+def _present(given: Problem, answer: Interval) -> Interval:
+    """The answer between the atoms that have mass, in the numbering of these."""
+    rows, cols = given.atoms
     there = answer.log_mass > -math.inf
-    answer = replace(
+    return replace(
         answer,
         rows=np.searchsorted(rows, answer.rows[there]),
         cols=np.searchsorted(cols, answer.cols[there]),
@@ -74,25 +61,23 @@ def _present(evidence: Evidence) -> tuple[Evidence, Problem]:
         f=None if answer.f is None else answer.f[rows],
         g=None if answer.g is None else answer.g[cols],
     )
-    log_a, log_b = log_a[rows], log_b[cols]
-    log_b = same_weights(log_b, snapped(log_a, log_b))
-    problem = Problem.of(x[rows], y[cols], log_a, log_b, order=answer.order)
-    return Evidence(x[rows], y[cols], log_a, log_b, answer), problem
 
 
-def _content(evidence: Evidence, problem: Problem) -> bytes:
+def _content(given: Problem, answer: Interval) -> bytes:
     """The file: every number an integer, in a unit that is a power of two."""
-    answer, order = evidence.answer, int(problem.order)  # `save` refuses others
+    answer, order = _present(given, answer), int(answer.order)  # `save` refuses others
     assert answer.f is not None and answer.g is not None  # `save` has asked
     lower, upper = float(answer.lower), float(answer.upper)
-    points = [evidence.x.tolist(), evidence.y.tolist()]
+    rows, cols = given.atoms
+    points = [given.x[rows].tolist(), given.y[cols].tolist()]
+    problem = given.part(rows, cols, snap=True)
     # Finer than the points: the checker rounds the centre to whole units.
     unit = -_least_bit(t for cloud in points for point in cloud for t in point) - _CENTRE_BITS
     f, g = answer.f.tolist(), answer.g.tolist()
     finest = max(_least_bit(f + g) + order * unit, _least_bit((lower, upper)) + unit)
     shift = max(finest, 0) + _BITS
     x, y = ([[_scaled(t, -unit) for t in point] for point in cloud] for cloud in points)
-    a, b = _weights(evidence.log_a), _weights(evidence.log_b)
+    a, b = _weights(problem.log_a), _weights(problem.log_b)
     content = {
         "p": order, "e": unit, "s": shift, "x": x, "y": y, "a": a, "b": b,
         "rows": answer.rows.tolist(), "cols": answer.cols.tolist(),

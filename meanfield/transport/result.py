@@ -21,7 +21,8 @@ from meanfield.results.labels import dataset
 from meanfield.transport.certificate import Interval, joined_names
 from meanfield.transport.coupling import Coupling, alike
 from meanfield.transport.pairs import Pair
-from meanfield.transport.proof import Evidence, write_proof
+from meanfield.transport.problem import Problem
+from meanfield.transport.proof import write_proof
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -159,8 +160,8 @@ class TransportResult(Answer, noun="distance", title="Wasserstein distance"):
         assert self.found is not None  # there is a coupling
         pair, answer = self.found
         x, y, log_a, log_b = (t[0] for t in pair.flat)
-        evidence = Evidence(x, y, log_a, log_b, answer[0])
-        write_proof(evidence, path, checked=as_bool(check, "check"))
+        given = Problem(x, y, log_a, log_b, order=self.order)
+        write_proof(given, answer[0], path, checked=as_bool(check, "check"))
         return path
 
     def to_dataset(self) -> xr.Dataset:

@@ -15,12 +15,12 @@ import numpy as np
 from meanfield.checks import as_bool, choice, number
 from meanfield.habits import with_hints
 from meanfield.transport.certificate import Interval, in_unit, narrower
-from meanfield.transport.pairs import Measure, Pair, as_pair, refuse_cost_matrix
+from meanfield.transport.pairs import Measure, Pair, as_pair
 from meanfield.transport.plans.clusters import solve_clusters
 from meanfield.transport.plans.columns import solve_columns
-from meanfield.transport.plans.exact import solve_assignment, solve_dense, solve_finely
+from meanfield.transport.plans.exact import solve_dense, solve_finely
 from meanfield.transport.plans.formulas import closed_form, solve_paired
-from meanfield.transport.problem import Problem, costs_between, same_weights, snapped
+from meanfield.transport.problem import Problem, costs_between
 from meanfield.transport.result import TransportResult, assemble, gathered, refuse_unconverged
 
 # The roads of `automatic`, in their order (CPU times of one core of an AMD EPYC):
@@ -52,47 +52,30 @@ _THREADED_FROM = 30  # atoms a side from which threads pay
 
 @dataclass(frozen=True)
 class Settings:
-    """What the caller asked for, and when."""
+    """What the caller asked for, and when; refused if it means nothing."""
 
     method: str = "auto"
     rtol: float = 1e-9
     order: float = 2
-    deadline: float = math.inf
-    device: str = "cpu"
-    snap: bool = True
+    time_limit: float = math.inf
+    exact_weights: bool = False
     strict: bool = True
+    device: str = "cpu"
     start: float = field(default_factory=time.perf_counter)
 
-    @classmethod
-    def of(
-        cls,
-        *,
-        method: str = "auto",
-        time_limit: float | None = None,
-        rtol: float,
-        exact_weights: bool = False,
-        strict: bool = True,
-        **others: Any,
-    ) -> Settings:
-        """The settings, refused if they mean nothing; the clock starts here."""
-        settings = cls(
-            method=choice(method, "method", _METHODS),
-            rtol=number(rtol, "rtol", above=0, below=1),
-            snap=not as_bool(exact_weights, "exact_weights"),
-            strict=as_bool(strict, "strict"),
-            **others,
-        )
-        if time_limit is None:
-            return settings
-        seconds = number(time_limit, "time_limit", above=0, finite=False)
-        return replace(settings, deadline=settings.start + seconds)
+    def __post_init__(self) -> None:
+        choice(self.method, "method", _METHODS)
+        as_bool(self.exact_weights, "exact_weights")
+        as_bool(self.strict, "strict")
+        number(self.time_limit, "time_limit", above=0, finite=False)
+        vars(self).update(rtol=number(self.rtol, "rtol", above=0, below=1))
 
 
 @with_hints
 def solve_w2(
     mu: Measure,
     nu: Measure,
-    *extra: Any,
+    *,
     weights: tuple[Any, Any] | None = None,
     method: str = "auto",
     rtol: float = 1e-9,
@@ -112,13 +95,11 @@ def solve_w2(
             Tensors, lists, NumPy arrays and data frames; NumPy in, NumPy out. A list of clouds,
             of any sizes, is a batch.
         nu: ν, likewise; sizes may differ, batch axes broadcast.
-        *extra: nothing; here only to answer ``emd2(a, b, M)``.
         weights: (a, b) for points without weights of their own; None is uniform.
-        method: "auto" takes the cheapest solver that gives `rtol`. By name: "identity" (with
-            nearest neighbours), "assignment", "simplex" (dense), "column generation" (large:
-            100,000 points in half a minute to minutes, a million in the plane in half an hour,
-            memory linear in the points). The gap after each of its rounds goes to the logger
-            "meanfield.transport", at level INFO.
+        method: "auto" takes the cheapest solver that gives `rtol`. By name: "simplex" (dense),
+            "column generation" (large: 100,000 points in half a minute to minutes, a million in
+            the plane in half an hour, memory linear in the points). The gap after each of its
+            rounds goes to the logger "meanfield.transport", at level INFO.
         rtol: how closely plan and potentials must meet, relative to W₂.
         time_limit: seconds after which column generation begins no further round, and gives the
             interval that it has. A round takes from a tenth of a second (10,000 atoms a side) to
@@ -144,14 +125,8 @@ def solve_w2(
         >>> float(solve_w2((x, a), x[:1]))
         0.8660254037844386
     """
-    refuse_cost_matrix(extra, "solve_w2")
-    settings = Settings.of(
-        method=method,
-        rtol=rtol,
-        time_limit=time_limit,
-        exact_weights=exact_weights,
-        strict=strict,
-    )
+    limit = math.inf if time_limit is None else time_limit
+    settings = Settings(method, rtol, time_limit=limit, exact_weights=exact_weights, strict=strict)
     return solved(as_pair(mu, nu, weights), settings)
 
 
@@ -197,9 +172,7 @@ def solve_wp(
         >>> float(solve_wp(x, x[:1], 3).value ** 3)
         0.5
     """
-    settings = Settings.of(
-        order=as_order(p), rtol=rtol, exact_weights=exact_weights, strict=strict
-    )
+    settings = Settings(rtol=rtol, order=as_order(p), exact_weights=exact_weights, strict=strict)
     return solved(as_pair(mu, nu, weights), settings)
 
 
@@ -245,7 +218,7 @@ def solve_arrays(
         problem = Problem.of(*arrays, order=settings.order)
         formula = closed_form(problem, rtol=settings.rtol)
         answer = formula or solve_dense(problem, rtol=settings.rtol)
-        return in_unit(answer, problem.exponent, settings.order)
+        return in_unit(answer, problem.exponent)
 
     if max(n, m) < _THREADED_FROM or len(blocks) == 1:
         found = [answer_of(block) for block in blocks]
@@ -265,11 +238,9 @@ def _solve_one(
     x: np.ndarray, y: np.ndarray, log_a: np.ndarray, log_b: np.ndarray, settings: Settings
 ) -> Interval:
     """One pair by the whole dispatch, in the caller's unit and numbering."""
-    rows, cols = (np.flatnonzero(logs > -math.inf) for logs in (log_a, log_b))
-    mine, theirs = log_a[rows], log_b[cols]
-    theirs = same_weights(theirs, snapped(mine, theirs)) if settings.snap else theirs
-    problem = Problem.of(x[rows], y[cols], mine, theirs, order=settings.order)
-    answer = in_unit(_METHODS[settings.method](problem, settings), problem.exponent, problem.order)
+    whole = Problem(x, y, log_a, log_b, order=settings.order)
+    problem = whole.part(*whole.atoms, snap=not settings.exact_weights)
+    answer = in_unit(_METHODS[settings.method](problem, settings), problem.exponent)
     return in_numbering(answer, (x, y), (log_a, log_b))
 
 
@@ -307,57 +278,39 @@ def extend(
 
 
 def automatic(problem: Problem, settings: Settings) -> Interval:
-    """One problem by the cheapest solver that gives `rtol`."""
-    rtol = settings.rtol
-    formula = closed_form(problem, rtol=rtol)
-    if formula is not None and (formula.width <= rtol or min(problem.n, problem.m) == 1):
-        return formula
-    if problem.pairs > _SMALL:
-        return _large(problem, settings, formula)
-    answer = narrower(solve_dense(problem, rtol=rtol), formula, rtol)
-    if answer.width > rtol:
-        split = _clusters(problem, settings)
-        answer = answer if split is None else narrower(split, answer, rtol)
-    return _refined(problem, settings, answer)
-
-
-def _large(problem: Problem, settings: Settings, formula: Interval | None) -> Interval:
-    """What is cheap to certify first; then the dense simplex or, for W₂, column generation."""
-    rtol, device, best = settings.rtol, settings.device, formula
-    if problem.is_paired:
-        near = solve_paired(problem, rtol=rtol, device=device)
-        if near is not None:
-            best = narrower(near, best, rtol)
-    if best is not None and (best.width <= rtol or formula is not None):
+    """One problem by the cheapest solver that gives `rtol`: the roads of the table, in order."""
+    rtol, is_small = settings.rtol, problem.pairs <= _SMALL
+    best = closed_form(problem, rtol=rtol)
+    if best is not None and (best.width <= rtol or 1 in (problem.n, problem.m) or not is_small):
+        return best
+    if is_small:
+        best = narrower(solve_dense(problem, rtol=rtol), best, rtol)
+    elif problem.is_paired:
+        best = solve_paired(problem, rtol=rtol, device=settings.device)
+    if best is not None and best.width <= rtol:
         return best
     split = _clusters(problem, settings)
     if split is not None:
-        if split.converged:
-            return split
         best = narrower(split, best, rtol)
-    most = next(pairs for dim, pairs in _DENSE.items() if problem.dim <= dim)
-    if problem.order == 2 and problem.pairs > most:
-        answer = _columns(problem, settings)
-    else:
-        _refuse_pairs(problem, _MOST_PAIRS_WP)
-        answer = solve_dense(problem, rtol=rtol)
-    return narrower(_refined(problem, settings, answer), best, rtol)
-
-
-def _refined(problem: Problem, settings: Settings, answer: Interval) -> Interval:
-    """Where displacements are small beside the clouds, dense solves reach finer costs."""
-    # Nothing can stop a dense solve: it may take a hundred times what columns took.
-    is_free = settings.deadline == math.inf or problem.pairs <= _SMALL
-    if answer.width <= settings.rtol or problem.pairs > _FINE or not is_free:
-        return answer
-    return solve_finely(problem, rtol=settings.rtol, answer=answer)
+        if split.converged:
+            return best
+    if best is None or not is_small:
+        most = next(pairs for dim, pairs in _DENSE.items() if problem.dim <= dim)
+        is_columns = problem.order == 2 and problem.pairs > most
+        best = narrower((_columns if is_columns else _dense)(problem, settings), best, rtol)
+    # Displacements that are small beside the clouds: dense solves reach finer costs. Nothing can
+    # stop one, and it may take a hundred times what columns took.
+    is_free = settings.time_limit == math.inf or is_small
+    if best.width <= rtol or problem.pairs > _FINE or not is_free:
+        return best
+    return solve_finely(problem, rtol=rtol, answer=best)
 
 
 def _clusters(problem: Problem, settings: Settings) -> Interval | None:
     def solve_part(part: Problem) -> Interval:
         return automatic(part, settings)
 
-    return solve_clusters(problem, solve_part, rtol=settings.rtol, snap=settings.snap)
+    return solve_clusters(problem, solve_part, snap=not settings.exact_weights)
 
 
 def _refuse_pairs(problem: Problem, most: int) -> None:
@@ -368,43 +321,25 @@ def _refuse_pairs(problem: Problem, most: int) -> None:
         )
 
 
-def _identity(problem: Problem, settings: Settings) -> Interval:
-    if not problem.is_paired:
-        raise ValueError(
-            "method 'identity': expected two measures with the same weights in the same order; "
-            "use method='auto'"
-        )
-    answer = solve_paired(problem, rtol=settings.rtol, device=settings.device, probe=False)
-    assert answer is not None  # without a probe there always is one
-    return answer
-
-
-def _assignment(problem: Problem, settings: Settings) -> Interval:
-    if not problem.is_uniform:
-        raise ValueError(
-            "method 'assignment': expected uniform measures of one size, got "
-            f"n = {problem.n} and m = {problem.m} or unequal weights; use method='auto'"
-        )
-    return solve_assignment(problem, rtol=settings.rtol)
+def _dense(problem: Problem, settings: Settings) -> Interval:
+    _refuse_pairs(problem, _MOST_PAIRS_WP)
+    return solve_dense(problem, rtol=settings.rtol)
 
 
 def _simplex(problem: Problem, settings: Settings) -> Interval:
-    answer = solve_dense(problem, rtol=settings.rtol, by_simplex=True)
-    return solve_finely(problem, rtol=settings.rtol, answer=answer)
+    return solve_finely(problem, rtol=settings.rtol, answer=_dense(problem, settings))
 
 
 def _columns(problem: Problem, settings: Settings) -> Interval:
     _refuse_pairs(problem, _MOST_PAIRS)
-    rtol, deadline, device = settings.rtol, settings.deadline, settings.device
-    return solve_columns(problem, rtol=rtol, deadline=deadline, device=device)
+    end, device = settings.start + settings.time_limit, settings.device
+    return solve_columns(problem, rtol=settings.rtol, deadline=end, device=device)
 
 
 # Closed: a method is a line here, by the name that answers print. Other solvers' answers are
 # graded by `certify`.
 _METHODS: dict[str, Callable[[Problem, Settings], Interval]] = {
     "auto": automatic,
-    "identity": _identity,
-    "assignment": _assignment,
     "simplex": _simplex,
     "column generation": _columns,
 }

@@ -204,8 +204,7 @@ def arguments(line: str) -> Iterator[Argument]:
         if not inspect.getmodule(function).__name__.startswith("meanfield"):
             continue
         known = inspect.signature(function).parameters
-        places = [one for one in known.values() if one.kind is not one.VAR_POSITIONAL]
-        given = [*zip(places, call.args, strict=False)]
+        given = [*zip(known.values(), call.args, strict=False)]
         for word in call.keywords:
             if word.arg not in known:
                 raise LookupError(f"{word.arg} of {ast.unparse(call.func)} {GONE}")

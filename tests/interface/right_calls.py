@@ -126,10 +126,11 @@ solve_w2(mu, nu, method="auto", rtol=1e-9, exact_weights=False, strict=True)
 solve_wp(mu, nu, 3.0, rtol=1e-9, exact_weights=False, strict=True)
 transport.certify(mu, nu, p=3.0, rtol=1e-9)
 transport.known_problem("gaussian-60-2")
-transport.conditional_w2(seq, later, position_atol=0.1, rtol=1e-9)
+transport.conditional_w2(seq, later, rtol=1e-9)
 transport.solve_conditional_w2(seq, later, penalty=1.0, method="auto", rtol=1e-9, strict=True)
 transport.sinkhorn_divergence(mu, nu, blur=0.5, scaling=0.5)
 transport.conditional_sinkhorn_divergence(seq, later, penalty=1.0, blur=0.5, scaling=0.5)
+transport.sinkhorn_plan(mu, nu, blur=0.5, steps=50)
 """
 
 DYNAMICS = """
@@ -164,7 +165,7 @@ GROUPS = {
 LINES = [line for text in GROUPS.values() for line in text.strip().splitlines()]
 # What looks like a mistake and is none: mistakes, and where: at an argument of this name, at
 # `function.argument`, or anywhere in a function, `function.*`.
-_CLOUDS = "w1.* w2.* wp.* solve_w2.* solve_wp.* certify.* sinkhorn_divergence.*"
+_CLOUDS = "w1.* w2.* wp.* solve_w2.* solve_wp.* certify.* sinkhorn_divergence.* sinkhorn_plan.*"
 _ALONE = "of.value pushforward.mu disintegrate.mu split.mu merge.mu cluster_count.mu table.points"
 # Called later, and checked then.
 _LATER = "FlowMap.F contractive.F Bounded.map"
@@ -172,11 +173,14 @@ _FINE = [
     (
         "0",
         "scale time eps temperature token radius epsilon constant rtol norm_A norm_V norm_G "
-        "gamma shift key_shift rank log_ratio exponent coalesce penalty position_atol atol std "
+        "gamma shift key_shift rank log_ratio exponent coalesce penalty atol std "
         "logits max_iterations seed index heavy_at skip sink",
     ),
     ("-1.0", "scale exponent log_ratio gamma index logits seed heavy_at sink"),
-    ("inf", "p n penalty width"),
+    ("inf", "p n penalty width sink upper_rtol"),
+    ("0", "upper_rtol sample.generator"),
+    ("None", "Lanczos.generator compare_lemma_3_2.generator"),
+    ("None", "cache_error.cache"),  # unknown, but for the steps of a quantiser
     ("-inf", "sink"),
     ("10**30", "n rank"),
     (
@@ -184,12 +188,16 @@ _FINE = [
         "l2_spread.n l2_theorem_3_2.n l2_attention_2.n l2_attention_inf.n l2_attention_max.n rank",
     ),
     ("[]", "two_diracs.* interleaved_diracs.* epsilon"),
-    ("3.0 | np.array(2.0)", "masked_gamma.s steps"),
-    ("range(3)", "slopes direction times"),
+    ("3.0 | np.array(2.0)", "masked_gamma.s steps log_weights"),
+    ("range(3)", "slopes direction times cache_error.log_weights"),
+    ("spoilt(g, -inf)", "cache_error.log_weights"),
     ("np.ones((*np.shape(g)[:-1], np.shape(g)[-1] + 1))",
      "ParticleMeasure.points of.value from_sequence.points direction slopes steps Readout.weight"),
     ("np.zeros((*np.shape(g)[:-1], 0))", "Readout.weight"),
-    ("tensor(g).float()", "points value direction slopes steps times A x y weight"),
+    ("tensor(g).float()",
+     "points value direction slopes steps times A x y weight weights log_weights positions "
+     "cache_error.*"),
+    ("frame(array(g))", "weights log_weights positions"),
     ("torch.tensor(spoilt(g, nan))", "replace.points x y"),
     ("spoilt(g, nan)", "x y"),
     ("[g, g]", _CLOUDS),

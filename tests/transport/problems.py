@@ -49,11 +49,6 @@ class Problem:
         return self.mu.dtype == torch.float32
 
     @property
-    def is_uniform(self) -> bool:
-        _, _, a, b = self.arrays
-        return len(a) == len(b) and np.ptp(a) == np.ptp(b) == 0
-
-    @property
     def is_paired(self) -> bool:
         return np.array_equal(*self.arrays[2:])
 

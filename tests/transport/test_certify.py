@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from scipy.optimize import linear_sum_assignment
 
-from meanfield.transport import certify, solve_w2
-from meanfield.transport.plans import pricing
-from meanfield.transport.plans.c_transform import CTransform
+from meanfield.transport import certify, grading, solve_w2
+from meanfield.transport.problem import Problem
 
 RNG = np.random.default_rng(3)
 X, Y = RNG.normal(size=(30, 2)), RNG.normal(size=(30, 2)) + 0.5
@@ -24,7 +23,7 @@ SIGMA = linear_sum_assignment(COSTS)[1]
 def test_products_and_direct_costs_price_alike(monkeypatch, size) -> None:
     """Above a number of differences pricing goes by products, with a slack, or precisely."""
     if size is not None:
-        monkeypatch.setattr(pricing, "_DIRECT", size)
+        monkeypatch.setattr(grading, "_DIRECT", size)
     for eps in (1.0, 1e-6):
         y = X + eps * RNG.normal(size=X.shape)
         truth = float(solve_w2(X, y).value)
@@ -46,19 +45,18 @@ def test_assignments_come_as_permutations_maps_and_pairs_of_scipy() -> None:
     assert float(to_one.upper) > float(best.upper)
 
 
-def test_what_pricing_says_it_may_be_wrong_by_is_taken_off(monkeypatch) -> None:
-    """Minima that are 1e-4 too high, and say so."""
-    right = CTransform.__call__
-
-    def high(self, g, count, ceiling=None):
-        found = right(self, g, count, ceiling)
-        return found._replace(minima=found.minima + 1e-4, slack=found.slack + 1e-4)
-
-    monkeypatch.setattr(CTransform, "__call__", high)
-    monkeypatch.setattr(pricing, "_DIRECT", 100)
-    truth = float(BEST.value)
-    found = certify((X, A), (Y, B), plan=BEST.plan, potentials=BEST.potentials, rtol=0.5)
-    assert truth - 1e-3 < float(found.lower) <= truth * (1 + 1e-12)
+@pytest.mark.parametrize("mirror", [False, True])
+@pytest.mark.parametrize("direct", [100, 10**9], ids=["products", "differences"])
+def test_potentials_in_blocks_and_by_products_are_those_of_all_pairs(
+    monkeypatch, direct, mirror
+) -> None:
+    monkeypatch.setattr(grading, "_BLOCK", 100)
+    monkeypatch.setattr(grading, "_DIRECT", direct)
+    p = Problem.of(X, Y, np.zeros(len(X)), np.zeros(len(Y)))
+    known = np.sin(np.arange(p.n if mirror else p.m))
+    truth = (p.costs - (known[:, None] if mirror else known)).min(0 if mirror else 1)
+    found = grading.priced(p, known, mirror=mirror)
+    np.testing.assert_allclose(found, truth, rtol=0, atol=1e-15)
 
 
 BAD = {

@@ -35,14 +35,6 @@ def test_unequal_first_marginals_are_infinitely_far() -> None:
         assert float(conditional_w2(other, here)) == math.inf
 
 
-def test_positions_within_a_tolerance_are_one_group() -> None:
-    x = torch.tensor([[0.0], [1.0]], dtype=torch.float64)
-    mu = ParticleMeasure(x, positions=[0.5, 0.5 + 1e-9])
-    nu = ParticleMeasure(x.flip(0), positions=[0.5, 0.5])
-    assert float(conditional_w2(mu, nu)) == math.inf
-    assert float(conditional_w2(mu, nu, position_atol=1e-6)) == 0.0
-
-
 @pytest.mark.parametrize("atoms", [1, 3])
 def test_a_position_of_mass_e_to_the_minus_900_is_seen(atoms: int) -> None:
     generator = torch.Generator().manual_seed(4)

@@ -70,14 +70,6 @@ def test_settings_that_mean_nothing_are_refused(settings: dict, match: str) -> N
         solve_w2(GOOD, GOOD, **settings)
 
 
-def test_solvers_that_do_not_apply_say_why() -> None:
-    other = torch.zeros(4, 2, dtype=torch.float64)
-    with pytest.raises(ValueError, match="uniform measures of one size"):
-        solve_w2(GOOD, other, method="assignment")
-    with pytest.raises(ValueError, match="same weights"):
-        solve_w2(GOOD, other, method="identity")
-
-
 def test_tracing_is_refused() -> None:
     with pytest.raises(RuntimeError, match=r"torch\.func"):
         torch.func.vmap(lambda x: w2(x, x))(GOOD.expand(2, 3, 2))

@@ -282,14 +282,14 @@ def test_rounds_are_logged(caplog) -> None:
 
 
 @pytest.mark.parametrize(("k", "n"), [(2, 2000), (40, 2000), (3, 3000)])
-def test_clusters_are_seen_in_a_sample(k: int, n: int) -> None:
+def test_clusters_of_one_atom_and_of_few_are_seen(k: int, n: int) -> None:
     rng = np.random.default_rng(k)
     centres = 10.0 * rng.permutation(np.stack(np.meshgrid(*[np.arange(8)] * 2), -1).reshape(-1, 2))
     sizes = np.r_[1, np.full(k - 2, 5), n - 1 - 5 * (k - 2)]  # one atom, few atoms, the rest
     which = np.repeat(np.arange(k), sizes)
     points = centres[which] + 0.1 * rng.uniform(-1, 1, size=(n, 2))
     shuffled = points[rng.permutation(n)]
-    labels = clusters._separated(shuffled[: n // 3], shuffled[n // 3 :])
+    labels = clusters.separated(shuffled)
     assert labels is not None
     assert sorted(np.bincount(labels)) == sorted(sizes)
-    assert clusters._separated(*rng.normal(size=(2, n, 2))) is None
+    assert clusters.separated(rng.normal(size=(n, 2))) is None

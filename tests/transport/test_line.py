@@ -17,8 +17,8 @@ def test_potentials_along_a_staircase_are_feasible_up_to_what_they_say(n: int, o
     a, b = np.log(rng.dirichlet(np.ones(n), size=2))
     p = Problem.of(x[:, None], y[:, None], a, b, order=order)
     x, y = p.x[:, 0], p.y[:, 0]
-    _, (i, j) = formulas._on_line(p, (np.arange(n), np.arange(n)))
-    f, g, slack = formulas._staircase_potentials(p, (i, j), x, y)
+    i, j, _ = formulas.monotone_plan(p.a, p.b)
+    f, g, slack = formulas._staircase_potentials(p, i, j)
     size = float(p.diameter) ** order
     allowed = slack + 4 * UNIT * (size + np.abs(f).max() + np.abs(g).max())  # to double precision
     x, y = x.astype(np.longdouble), y.astype(np.longdouble)

@@ -51,20 +51,22 @@ def test_the_interval_contains_the_rational_optimum(
     logs = (t.log_weights.numpy() for t in (mu, nu))
     truth = math.sqrt(exact_optimum(costs, *logs))
     # Masses of conditions differ by 1e-17, which a price of 1e9 makes felt: as they are stored.
+    room = 1e-9 if penalty < 1e6 else 1e-4
     found = solve_conditional_w2(
         mu, nu, conditions=(s, t), penalty=penalty, exact_weights=True, strict=False
     )
     assert float(found.lower) <= truth * (1 + 1e-15)
     assert float(found.upper) >= truth * (1 - 1e-15)
-    assert float(found.relative_width) < (1e-9 if penalty < 1e6 else 1e-5)
+    assert float(found.relative_width) < room
     if found.potentials is not None:
         mine, theirs = (np.exp(t.log_weights.numpy()) for t in (mu, nu))
         gained = sum(
             w @ np.asarray(h) for w, h in zip((mine, theirs), found.potentials, strict=True)
         )
-        assert gained == pytest.approx(truth**2, rel=1e-9 if penalty < 1e6 else 1e-5)
+        assert gained == pytest.approx(truth**2, rel=room)
         f, g = (np.asarray(t) for t in found.potentials)
-        assert (f[:, None] + g <= np.array(costs, float) * (1 + 1e-12) + 1e-12).all()
+        size = np.array(costs, float) + np.abs(f[:, None]) + np.abs(g)
+        assert (f[:, None] + g <= np.array(costs, float) + 1e-12 * (1 + size)).all()
 
 
 @pytest.mark.parametrize("k", [1, 3])
@@ -130,7 +132,6 @@ def test_gradients_are_those_of_differences(penalty: float) -> None:
         ({"conditions": (np.zeros((5, 2)), np.zeros((6, 3)))}, "one dimension k, got 2 .* 3"),
         ({"conditions": (np.zeros(5), np.full(6, np.nan))}, "conditions of nu"),
         ({"conditions": np.zeros(5)}, "a pair"),
-        ({"penalty": 1.0, "position_atol": 0.1}, "position_atol: expected 0"),
         ({"conditions": None}, "ParticleMeasure"),
     ],
 )

@@ -164,7 +164,7 @@ def test_formulas_have_room_for_the_rounding_of_light_weights() -> None:
             for found, truth, unit in (
                 (solve_one_atom(to_one, rtol=1e-9), mine, to_one.exponent),
                 (solve_one_atom(from_one, rtol=1e-9), theirs, from_one.exponent),
-                (solve_two_atoms(both[None], rtol=1e-9)[0], abs(mine - theirs), both.exponent),
+                (solve_two_atoms(both, rtol=1e-9), abs(mine - theirs), both.exponent),
             ):
                 true = mpmath.sqrt(truth) / 2 ** int(unit)
                 assert mpmath.mpf(float(found.lower)) <= true, k

@@ -216,8 +216,8 @@ class _Columns(NamedTuple):
         last = nearest[:, -1:].clone()
         nearest[:, -2], nearest[:, -1] = 0, 1
         # 4 ‖y_j − y_j*‖²
-        reach = (nearest @ self.lifted.T).add_(last + 16 * slack).clamp_(min=0).sqrt_().mul_(radii)
-        kept = at_centre <= reach.add_(lowest + 4 * slack)
+        room = (nearest @ self.lifted.T).add_(last + 16 * slack).clamp_(min=0).sqrt_().mul_(radii)
+        kept = at_centre <= room.add_(lowest + 4 * slack)
         # At least `count` columns stay: those with the smallest costs at the centre.
         few = (kept.sum(-1) < count).nonzero().squeeze(-1)
         if len(few) and count > 1:

@@ -1,4 +1,4 @@
-"""Dense problems: POT's network simplex and SciPy's assignment, one problem or many in arrays.
+"""Dense problems: POT's network simplex, one problem or many in arrays.
 
 The simplex is ``ot.lp.emd_c`` (see `core`); where that is not to be had, the public ``ot.emd``.
 Only the calls of the solvers are a loop.
@@ -27,35 +27,30 @@ _REFINEMENTS = 4
 _FORD_ROUNDS, _FORD_GAP = 400, 1e-13
 
 
-def solve_dense(problem: Problem, *, rtol: float, by_simplex: bool = False) -> Interval:
+def solve_dense(problem: Problem, *, rtol: float) -> Interval:
     """One problem, or a batch (one leading axis): nearest neighbours or the simplex.
 
     Args:
         problem: the problems.
         rtol: how closely plans and potentials must meet.
-        by_simplex: nothing but the simplex.
     """
     n, m = problem.n, problem.m
     costs = problem.costs.reshape(-1, n, m)
     a, b = problem.a.reshape(-1, n), problem.b.reshape(-1, m)
     is_near = np.zeros(len(costs), bool)
-    if not by_simplex and problem.is_paired.any():
+    if problem.is_paired.any():
         # Where yᵢ is nearest to xᵢ for every i, g = 0 proves xᵢ → yᵢ optimal.
         is_near = (costs.diagonal(axis1=1, axis2=2) <= costs.min(2)).all(-1) & problem.is_paired
-    if is_near.all():
-        index = np.zeros(problem.a.shape, np.int64) + np.arange(n)
-        plan, zeros = SparsePlan(index, index, problem.logs_a), np.zeros_like(problem.b)
-        return certified(problem, plan, zeros, method="identity", rtol=rtol)
-    if not is_near.any():
+    todo = ~is_near
+    if todo.all():
         plans, g = simplexes(a, b, costs)
-        names = ["simplex"]
     else:
         plans, g = np.broadcast_to(np.eye(n), costs.shape).copy(), np.zeros_like(b)
-        names, todo = ["identity", "simplex"], ~is_near
         plans[todo], g[todo] = simplexes(a[todo], b[todo], costs[todo])
-    plan = _sparse(plans.reshape(problem.costs.shape))
-    g = g.reshape(problem.b.shape)
-    return certified(problem, plan, g, method=" + ".join(names), rtol=rtol)
+    plan, g = _sparse(plans.reshape(problem.costs.shape)), g.reshape(problem.b.shape)
+    roads = ("identity", is_near.any()), ("simplex", todo.any())
+    method = " + ".join(name for name, is_taken in roads if is_taken)
+    return certified(problem, plan, g, method=method, rtol=rtol)
 
 
 def _sparse(plans: np.ndarray) -> SparsePlan:
@@ -77,19 +72,6 @@ def _sparse(plans: np.ndarray) -> SparsePlan:
     return plan
 
 
-def solve_assignment(
-    problem: Problem, *, rtol: float, sigma: np.ndarray | None = None
-) -> Interval:
-    """One pair of uniform clouds of one size: accurate relative to the answer.
-
-    An optimal permutation that is known may be given, and then serves for any weights.
-    """
-    sigma = assignment(problem.costs) if sigma is None else sigma
-    g = _assignment_potentials(problem.costs, sigma)
-    plan = SparsePlan(np.arange(problem.n), sigma, problem.logs_a)
-    return certified(problem, plan, g, method="assignment", rtol=rtol)
-
-
 def solve_finely(problem: Problem, *, rtol: float, answer: Interval) -> Interval:
     """One problem whose answer is open: potentials of a permutation, then reduced costs.
 
@@ -98,10 +80,20 @@ def solve_finely(problem: Problem, *, rtol: float, answer: Interval) -> Interval
     problem of the same form whose costs are the reduced costs. Clipped at a multiple of the gap
     and brought to order one, they make the same tolerances as much finer. Potentials add up.
     """
-    permutes = not answer.plan_doubt and answer.rows.size == problem.n == problem.m
-    if is_open(answer, rtol) and (problem.is_uniform or permutes):
-        sigma = None if problem.is_uniform else answer.cols[np.argsort(answer.rows)]
-        answer = narrower(answer, solve_assignment(problem, rtol=rtol, sigma=sigma), rtol)
+    from scipy.optimize import linear_sum_assignment
+
+    is_square = problem.n == problem.m
+    is_uniform = is_square and np.ptp(problem.log_a) == np.ptp(problem.log_b) == 0
+    permutes = is_square and answer.rows.size == problem.n and not answer.plan_doubt
+    if is_open(answer, rtol) and (is_uniform or permutes):
+        if is_uniform:  # W_40 and more: costs lie too far apart for the simplex
+            sigma = np.asarray(linear_sum_assignment(problem.costs)[1])
+        else:
+            sigma = answer.cols[np.argsort(answer.rows)]
+        g = _permutation_potentials(problem.costs, sigma)
+        plan = SparsePlan(np.arange(problem.n), sigma, problem.logs_a)
+        other = certified(problem, plan, g, method="assignment", rtol=rtol)
+        answer = narrower(answer, other, rtol)
     for _ in range(_REFINEMENTS):
         if not is_open(answer, rtol) or answer.f is None or answer.g is None:
             break
@@ -141,17 +133,7 @@ def simplexes(a: np.ndarray, b: np.ndarray, costs: np.ndarray) -> tuple[np.ndarr
     return plans, g
 
 
-def assignment(costs: np.ndarray) -> np.ndarray:
-    """The optimal permutation σ (n,) of costs (n, n), xᵢ to y_σ(i)."""
-    from scipy.optimize import linear_sum_assignment
-
-    # Costs less the minima of rows, then of columns: half the steps are done.
-    reduced = costs - costs.min(1, keepdims=True)
-    reduced -= reduced.min(0)
-    return np.asarray(linear_sum_assignment(reduced)[1])
-
-
-def _assignment_potentials(costs: np.ndarray, sigma: np.ndarray) -> np.ndarray:
+def _permutation_potentials(costs: np.ndarray, sigma: np.ndarray) -> np.ndarray:
     """Potentials g (n,) of an optimal permutation: fᵢ = min_j C_ij − g_j, g_σ(i) = C_iσ(i) − fᵢ.
 
     Repeated, this is Bellman–Ford in the residual graph; it converges in at most n rounds. By

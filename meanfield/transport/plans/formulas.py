@@ -70,10 +70,7 @@ def solve_two_atoms(problem: Problem, *, rtol: float) -> Interval:
     equal = (problem.log_a == np.take_along_axis(problem.log_b, partner, -1)).all(-1)
     doubt = np.where(equal, -math.inf, top + np.log(16 * UNIT * (1 + np.abs(top))))
     # The entry that crosses is tight too, which fixes g: f of its sender is 0.
-    g = np.empty_like(problem.logs_b)
-    from_sender = np.take_along_axis(problem.costs, sender[..., None], -2)[..., 0, :]
-    for t in (np.take_along_axis(partner, sender, -1), receiver):
-        np.put_along_axis(g, t, np.take_along_axis(from_sender, t, -1), -1)
+    g = np.take_along_axis(problem.costs, sender[..., None], -2)[..., 0, :]
     return certified(
         problem,
         SparsePlan(rows, cols, logs, doubt),
@@ -86,19 +83,17 @@ def solve_two_atoms(problem: Problem, *, rtol: float) -> Interval:
 
 def solve_line(problem: Problem, *, rtol: float) -> Interval:
     """d = 1: the monotone coupling, W_p^p = ∫₀¹ |F⁻¹(t) − G⁻¹(t)|^p dt."""
-    x, y = problem.x[:, 0], problem.y[:, 0]
-    orders = np.argsort(x, kind="stable"), np.argsort(y, kind="stable")
-    plan, steps = _on_line(problem, orders)
-    is_matched = plan.log_doubt == -math.inf
-    f, g, slack = _staircase_potentials(problem, steps, x, y)
+    steps = monotone_along_widest(problem, problem.a, problem.b)
+    f, g, slack = _staircase_potentials(problem, steps.rows, steps.cols)
+    kept = steps.log_mass > -math.inf
+    plan = SparsePlan(*(t[kept] for t in steps[:3]))
+    potentials = f, g
     return certified(
-        problem, plan, (f, g), method="line", rtol=rtol, slack=slack, is_optimal=is_matched
+        problem, plan, potentials, method="line", rtol=rtol, slack=slack, is_optimal=True
     )
 
 
-def solve_paired(
-    problem: Problem, *, rtol: float, device: str, probe: bool = True
-) -> Interval | None:
+def solve_paired(problem: Problem, *, rtol: float, device: str) -> Interval | None:
     """The coupling of xᵢ with yᵢ, and nearest neighbours against it; None where a probe fails.
 
     If yᵢ is a nearest point of ν to xᵢ for every i (or the mirror image), then g = 0 and
@@ -108,7 +103,7 @@ def solve_paired(
     sides = [
         (*pair, mirror)
         for mirror, pair in enumerate(((problem.y, problem.x), (problem.x, problem.y)))
-        if not probe or _may_be_nearest(*pair, problem.logs_a, rtol)
+        if _may_be_nearest(*pair, problem.logs_a, rtol)
     ]
     if not sides:
         return None
@@ -160,21 +155,8 @@ def monotone_along_widest(problem: Problem, a: np.ndarray, b: np.ndarray) -> Spa
     return SparsePlan(order_x[i], order_y[j], log_masses(mass))
 
 
-def _on_line(
-    problem: Problem, orders: tuple[np.ndarray, np.ndarray]
-) -> tuple[SparsePlan, tuple[np.ndarray, np.ndarray]]:
-    """The monotone plan of atoms in two orders, and all of its steps."""
-    order_x, order_y = orders
-    i, j, mass = monotone_plan(problem.a[order_x], problem.b[order_y])
-    steps = order_x[i], order_y[j]
-    if problem.n == problem.m and (problem.log_a[order_x] == problem.log_b[order_y]).all():
-        return SparsePlan(order_x, order_y, problem.logs_a[order_x], -math.inf), steps
-    kept = mass > 0
-    return SparsePlan(steps[0][kept], steps[1][kept], np.log(mass[kept])), steps
-
-
 def _staircase_potentials(
-    problem: Problem, steps: tuple[np.ndarray, np.ndarray], x: np.ndarray, y: np.ndarray
+    problem: Problem, i: np.ndarray, j: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, float]:
     """f and g that are tight along a staircase on the line, and how far they may be infeasible.
 
@@ -183,9 +165,8 @@ def _staircase_potentials(
     C(i′, j′) − C(i′, j). For squares these are products (x′ − x)(x′ − y + x − y), right to a few
     units of (x′ − x) times the diameter D; as the x are sorted, that is a few units of D² in all.
     """
-    i, j = steps
     order, size = problem.order, float(problem.diameter) ** problem.order
-    along, beside = x.astype(_LONG)[i], y.astype(_LONG)[j]
+    along, beside = problem.x[i, 0].astype(_LONG), problem.y[j, 0].astype(_LONG)
     tight, turned = along - beside, along[1:] - beside[:-1]
     if order == 2:
         gained_f = np.diff(along) * (turned + tight[:-1])
@@ -246,8 +227,8 @@ def _nearest(
 
     # Without balancing and compacting: the tree is used once, and duplicates do not hurt it.
     tree = cKDTree(points, balanced_tree=False, compact_nodes=False)
-    reach = float(moved.max()) * (1 + 1e-12)
-    found, _ = tree.query(queries, distance_upper_bound=max(reach, _UNSAFE))
+    farthest = float(moved.max()) * (1 + 1e-12)
+    found, _ = tree.query(queries, distance_upper_bound=max(farthest, _UNSAFE))
     # The tree squares distances: those below 1e-154 may have underflowed, and count as 0.
     found = np.where(found > 2 * _UNSAFE, found, 0.0)
     return np.minimum(found, moved)
