@@ -289,7 +289,7 @@ def test_clusters_of_one_atom_and_of_few_are_seen(k: int, n: int) -> None:
     which = np.repeat(np.arange(k), sizes)
     points = centres[which] + 0.1 * rng.uniform(-1, 1, size=(n, 2))
     shuffled = points[rng.permutation(n)]
-    labels = clusters.separated(shuffled)
+    labels = clusters._separated(shuffled[: n // 3], shuffled[n // 3 :])
     assert labels is not None
     assert sorted(np.bincount(labels)) == sorted(sizes)
-    assert clusters.separated(rng.normal(size=(n, 2))) is None
+    assert clusters._separated(*rng.normal(size=(2, n, 2))) is None
