@@ -15,7 +15,7 @@ from meanfield import attention, dynamics, layers
 from meanfield.lipschitz import local_lipschitz
 from meanfield.maps import Map, linearize
 from meanfield.maps.map import as_map
-from meanfield.measures import ParticleMeasure, stack
+from meanfield.measures import ParticleMeasure, split, stack
 from tests.maps import small_maps as small
 from tests.maps.small_maps import (
     F64,
@@ -157,6 +157,16 @@ def test_heads_add_up(name):
     mu = clouds_for(F)
     whole = linearize(F, mu).atoms.to_dense()
     small.close(sum(linearize(G, mu).atoms.to_dense() for G in F.heads), whole, 1e-10)
+
+
+@pytest.mark.parametrize("name", MAPS)
+def test_the_constant_is_the_norm_where_every_atom_is_stored_twice(name):
+    F = a_map(name)
+    mu = clouds_for(F)
+    constant, doubled = (float(local_lipschitz(F, nu).value) for nu in (mu, split(mu)))
+    twice = linearize(F, split(mu), geometry="wasserstein").atoms.to_dense()
+    norm = float(torch.linalg.matrix_norm(twice, 2))
+    assert [constant, doubled] == pytest.approx([norm, norm], rel=1e-8)
 
 
 @pytest.mark.parametrize("name", MAPS)
