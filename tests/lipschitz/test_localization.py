@@ -10,7 +10,6 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from meanfield import sampling
 from meanfield.attention import AttentionParameters, SelfAttention
 from meanfield.lipschitz import local_lipschitz, localize
 from meanfield.maps import Map
@@ -90,24 +89,6 @@ def test_splitting_is_one_particle_and_its_heads_add_up_to_the_component():
     )
     total = each.sum(0)
     torch.testing.assert_close(found.heads, each @ total / (total @ total))
-
-
-def test_two_heads_that_are_equal_share_equally_and_opposite_ones_work_against_each_other():
-    A, V = torch.randn(2, 3, 3, dtype=F64)
-    mu = ParticleMeasure(torch.randn(5, 3, dtype=F64))
-    for factors, expected in (((1.0, 1.0), (0.5, 0.5)), ((3.0, -1.0), (1.5, -0.5))):
-        heads = torch.stack([f * V for f in factors])
-        F = SelfAttention(AttentionParameters.from_bilinear(torch.stack([A, A]), heads))
-        found = localize(local_lipschitz(F, mu), F, mu)
-        torch.testing.assert_close(found.heads, torch.tensor(expected, dtype=F64))
-
-
-def test_the_light_atom_carries_the_worst_direction_of_two_diracs_and_the_heavy_one_responds():
-    F = SelfAttention(AttentionParameters.from_bilinear([[-1.0]], [[1.0]]))
-    mu = sampling.two_diracs(20.0, -800.0, [1.0])
-    found = localize(local_lipschitz(F, mu), F, mu)
-    assert float(found.particles[0]) > 0.99
-    assert float(found.responses[1]) > 0.99
 
 
 def test_a_map_without_heads_has_particles_only():
