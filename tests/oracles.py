@@ -341,20 +341,6 @@ def local_constants(
     )
 
 
-def w2_on_the_line(x: np.ndarray, a: np.ndarray, y: np.ndarray, b: np.ndarray) -> float:
-    """W₂ of Σ aᵢδ_{xᵢ} and Σ b_jδ_{y_j} on R: mass is moved in increasing order."""
-    left = sorted(zip(x.tolist(), a.tolist(), strict=True))
-    right = sorted(zip(y.tolist(), b.tolist(), strict=True))
-    total = 0.0
-    while left and right:
-        (p, mass), (q, room) = left[0], right[0]
-        moved = min(mass, room)
-        total += moved * (p - q) ** 2
-        left[0], right[0] = (p, mass - moved), (q, room - moved)
-        left, right = left[mass <= moved :], right[room <= moved :]
-    return math.sqrt(total)
-
-
 # ------------------------------------------------------------------ two atoms at ±Ru
 
 

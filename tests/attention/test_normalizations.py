@@ -21,7 +21,7 @@ from meanfield.errors import ConvergenceError
 from meanfield.lipschitz import local_lipschitz
 from meanfield.maps import linearize
 from meanfield.maps.autodiff import linearize_by_autodiff
-from meanfield.measures import ParticleMeasure, split, stack
+from meanfield.measures import ParticleMeasure
 from tests import oracles
 from tests.maps.small_maps import same_products
 from tests.strategies import log_weights as random_log_weights
@@ -76,15 +76,6 @@ def test_a_share_of_the_marginal_below_the_number_range_is_met_too():
         torch.testing.assert_close(columns, torch.zeros_like(columns), rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("spread", [0.3, 3.0])
-def test_far_scores_converge_where_the_plain_iteration_crawls(spread):
-    F = layer(0, std=1.0)
-    mu = measure(0, 30)
-    plan = F.plan(mu.replace(spread * mu.points))
-    assert plan.residual.max() <= 1e-10
-    assert plan.n_iterations < 500
-
-
 def test_scores_that_part_the_atoms_are_said_to_be_too_far():
     """Newton's system is singular there: once an error of LAPACK, whatever `strict` said."""
     mu = measure(0, 30)
@@ -112,63 +103,6 @@ def test_the_plan_is_that_of_the_scalings():
         wanted = oracles.sinkhorn_plan(scores.numpy(), mu.log_weights.numpy(), 500)
         found = plan[h] * mu.weights[:, None]
         torch.testing.assert_close(found, torch.from_numpy(wanted), rtol=1e-10, atol=1e-12)
-
-
-def test_the_plan_of_an_equal_score_is_independence():
-    F = layer(0)
-    mu = measure(4, 8)
-    mu = mu.replace(torch.zeros_like(mu.points))
-    wanted = mu.weights.expand(2, 8, 8)
-    torch.testing.assert_close(F.plan(mu).weights, wanted)
-
-
-@pytest.mark.parametrize("kind", ["uniform", "dirichlet", "zeros"])
-@pytest.mark.parametrize("geometry", ["euclidean", "wasserstein"])
-def test_the_derivative_is_that_of_finite_differences(kind, geometry):
-    F, mu = layer(3), measure(7, kind=kind)
-    alive = (mu.weights > 0)[:, None]
-    roots = mu.weights.sqrt()[:, None].where(alive, 1.0)
-    at = linearize(F, mu, geometry=geometry)
-    dense = at.atoms.to_dense()
-    generator = torch.Generator().manual_seed(0)
-    for _ in range(3):
-        eta = torch.randn(mu.points.shape, generator=generator, dtype=F64) * alive
-        eps = eta / roots if geometry == "wasserstein" else eta
-        ahead, behind = (F(mu.replace(mu.points + t * eps)).points for t in (1e-5, -1e-5))
-        quotient = alive * (ahead - behind) / 2e-5
-        quotient = quotient * roots if geometry == "wasserstein" else quotient
-        torch.testing.assert_close(at.atoms.matvec(eta), quotient, rtol=1e-7, atol=1e-8)
-        torch.testing.assert_close(
-            (dense @ eta.flatten()).view(-1, 3), quotient, rtol=1e-7, atol=1e-8
-        )
-        zeta = torch.randn(mu.points.shape, generator=generator, dtype=F64)
-        there = float((at.atoms.matvec(eta) * zeta).sum())
-        assert float((at.atoms.rmatvec(zeta) * eta).sum()) == pytest.approx(there, rel=1e-12)
-
-
-def test_the_field_at_fixed_potentials_is_the_splitting_part():
-    F, mu = layer(3), measure(8)
-    field = F.field(mu)
-    torch.testing.assert_close(field(mu.points), F(mu).points, rtol=1e-12, atol=1e-12)
-    slopes = linearize(F, mu).field.to_dense()
-    wanted = torch.func.jacrev(lambda x: field(x[None])[0])
-    for x, slope in zip(mu.points, slopes, strict=True):
-        torch.testing.assert_close(slope, wanted(x))
-    # On the split measure the potentials move, but only at second order.
-    doubled = local_lipschitz(F, split(mu), rtol=1e-9)
-    constant = local_lipschitz(F, mu, rtol=1e-9)
-    assert float(doubled.particle) == pytest.approx(float(constant.value), rel=1e-8)
-
-
-def test_the_implicit_derivative_is_that_of_autodiff_in_a_batch():
-    F = layer(5)
-    batch = stack([measure(1), measure(2, kind="zeros"), measure(3)])
-    for geometry in ("euclidean", "wasserstein"):
-        own, by_autodiff = (
-            take(F, batch, geometry=geometry) for take in (linearize, linearize_by_autodiff)
-        )
-        same_products(own.atoms, by_autodiff.atoms, 1e-9)
-        same_products(own.field, by_autodiff.field, 1e-9)
 
 
 def test_no_iteration_is_the_softmax_in_value_and_derivatives():
@@ -280,19 +214,6 @@ def test_a_far_sink_is_the_softmax_and_a_near_one_takes_all():
     torch.testing.assert_close(all_of_it(mu).points, bias)
 
 
-def test_single_precision_plans_meet_what_single_precision_can():
-    F = layer(0)
-    F = replace(F, parameters=F.parameters.to(torch.float32))
-    mu = measure(2, 20).to(torch.float32)
-    plan = F.plan(mu)
-    assert plan.weights.dtype == torch.float32
-    assert plan.converged.all()
-    wide = replace(F, parameters=F.parameters.to(F64))
-    torch.testing.assert_close(
-        F(mu).points.double(), wide(mu.to(F64)).points, rtol=1e-4, atol=1e-4
-    )
-
-
 def test_single_precision_ends_where_its_rounding_does():
     """A tolerance below rounding is never met: it would take all iterations allowed."""
     generator = torch.Generator().manual_seed(0)
@@ -400,19 +321,6 @@ def test_an_absent_atom_that_sees_nobody_changes_nothing():
     plans = [F.plan(mu) for mu in (alone, with_absent)]
     assert plans[0].n_iterations == plans[1].n_iterations > sinkhorn._WARM_UP
     torch.testing.assert_close(plans[1].weights[..., :6, :6], plans[0].weights)
-
-
-def test_clusters_that_scores_separate_have_a_plan_and_a_derivative():
-    """Far apart with large scores: weights between them underflow, and no window says so."""
-    eye = torch.eye(2, dtype=F64)
-    F = SelfAttention(
-        AttentionParameters(eye, eye, eye, scale=1.0), normalization=normalizations.sinkhorn()
-    )
-    points = torch.tensor([[30.0, 0.3], [30.0, -0.2], [-30.0, 0.5], [-30.0, 0.1]], dtype=F64)
-    mu = ParticleMeasure(points, weights=[0.1, 0.2, 0.3, 0.4])
-    dense = linearize(F, mu).atoms.to_dense()
-    torch.testing.assert_close(dense, linearize_by_autodiff(F, mu).atoms.to_dense())
-    assert float(dense[:4, 4:].abs().max()) == 0.0
 
 
 def test_the_layers_scale_plays_no_part_where_a_temperature_replaces_it():

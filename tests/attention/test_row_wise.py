@@ -146,12 +146,6 @@ def test_blocks_of_rows_and_split_atoms_change_nothing(name, monkeypatch):
     same_products(atoms, blocked, 1e-12)
 
 
-def test_a_constant_under_a_psi_of_ones_own_is_that_of_the_split_measure():
-    F, mu = layer("elu + 1"), measure()
-    whole = local_lipschitz(F, split(mu), rtol=1e-9).particle
-    assert float(local_lipschitz(F, mu, rtol=1e-9).value) == pytest.approx(float(whole), rel=1e-8)
-
-
 @pytest.mark.parametrize("name", ["softmax", "elu + 1", "softplus with a sink"])
 def test_rows_that_see_nothing_through_a_window_are_finite_and_differentiable(name):
     """An absent atom far from the others: all of its logits are −∞, where ψ has no derivative."""

@@ -7,19 +7,13 @@ import subprocess
 import sys
 from collections.abc import Callable
 
-import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from meanfield.attention import AttentionParameters, SelfAttention, streaming, weights
+from meanfield.attention import streaming, weights
 from meanfield.attention.streaming import attend
-from meanfield.measures import ParticleMeasure
-from tests import oracles
-from tests.strategies import Problem, problems
 
 F64 = torch.float64
 
@@ -64,29 +58,6 @@ def agree(of: Callable[[Callable], object], places: tuple[Tensor, ...]) -> None:
 
 
 # --- derivatives ---
-
-
-@given(problems(), st.integers(0, 10**6))
-def test_forward_derivatives_of_the_map_agree_with_complex_steps(problem: Problem, seed: int):
-    F, mu = SelfAttention(AttentionParameters(**problem.layer), problem.causal), problem.measure
-    eps = torch.randn(mu.points.shape, dtype=F64, generator=torch.Generator().manual_seed(seed))
-
-    def move(points: Tensor) -> Tensor:
-        return F(mu.replace(points)).points
-
-    moved = torch.func.jvp(move, (mu.points,), (eps,))[1]
-    exact = oracles.tangent_by_complex_step(
-        lambda x: oracles.attention_map(x, problem.log_weights, problem.layer, **problem.mask),
-        problem.points,
-        eps.numpy(),
-    )
-    scale = float(np.abs(exact).max()) + 1e-290
-    torch.testing.assert_close(moved, torch.as_tensor(exact), rtol=0, atol=1e-10 * scale)
-    zeta = torch.randn(moved.shape, dtype=F64, generator=torch.Generator().manual_seed(seed + 1))
-    back = torch.func.vjp(move, mu.points)[1](zeta)[0]
-    forward, backward = (zeta * moved).sum(), (back * eps).sum()
-    bound = zeta.norm() * moved.norm() + back.norm() * eps.norm()
-    assert abs(forward - backward) <= 1e-12 * bound
 
 
 @pytest.mark.usefixtures("small_blocks")
@@ -206,16 +177,6 @@ def test_a_log_weight_pulls_by_its_share_of_attention():
     torch.testing.assert_close(torch.func.jacfwd(lambda x: attend(q, k, v, x))(w)[:, 0], expected)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_weights_of_e_minus_900_count_where_the_scores_say_so(dtype):
-    # A = −½ and atoms at ±30: the heavy atom's scores differ by 900, so that P is ½.
-    F = SelfAttention(AttentionParameters.from_bilinear([[-0.5]], [[1.0]]).to(dtype))
-    points, logs = torch.tensor([[30.0], [-30.0]]), torch.tensor([-900.0, 0.0])
-    mu = ParticleMeasure(points.to(dtype), log_weights=logs.to(dtype))
-    expected = torch.tensor([[-30.0], [0.0]], dtype=dtype)
-    torch.testing.assert_close(F(mu).points, expected, rtol=0, atol=1e-5)
-
-
 WEIGHTS = {
     "uniform": lambda n: torch.zeros(n, dtype=F64),
     "heavy-tailed": lambda n: 5 * torch.randn(n, dtype=F64),
@@ -285,52 +246,6 @@ def test_rows_that_see_nothing_are_zero_and_so_are_their_derivatives():
     second = torch.func.jvp(torch.func.grad(loss), (q, *at[1:]), tuple(operands()))[1]
     assert torch.isfinite(second).all()
     assert second[:3].abs().sum() == 0
-
-
-# --- in use ---
-
-
-def test_a_transformer_block_has_the_derivatives_of_its_differences():
-    generator = torch.Generator().manual_seed(0)
-    par = AttentionParameters.random(6, n_heads=2, biases=True, generator=generator)
-    first, second = torch.randn(2, 6, 6, dtype=F64, generator=generator)
-    points, eps, zeta = torch.randn(3, 9, 6, dtype=F64, generator=generator)
-    for causal in (False, True):
-        F = SelfAttention(par, causal=causal)
-
-        def block(x: Tensor, F: SelfAttention = F) -> Tensor:
-            normed = torch.nn.functional.layer_norm(x, (6,))
-            x = x + F(ParticleMeasure.from_sequence(normed)).points
-            return x + torch.nn.functional.gelu(x @ first) @ second
-
-        h = 1e-6
-        expected = (block(points + h * eps) - block(points - h * eps)) / (2 * h)
-        moved = torch.func.jvp(block, (points,), (eps,))[1]
-        # Central differences: h² and rounding / h
-        torch.testing.assert_close(moved, expected, rtol=0, atol=1e-8 * float(expected.norm()))
-        back = torch.func.vjp(block, points)[1](zeta)[0]
-        torch.testing.assert_close((back * eps).sum(), (zeta * moved).sum())
-
-
-def test_the_gradient_of_the_field_in_measure_and_place_agrees_with_dense_attention():
-    par = AttentionParameters.random(3)
-    x, y = torch.randn(4, 3, dtype=F64), torch.randn(7, 3, dtype=F64)
-    logs = torch.randn(7, dtype=F64).log_softmax(-1)
-
-    def streamed(x: Tensor, y: Tensor, w: Tensor) -> Tensor:
-        gamma = SelfAttention(par).field(ParticleMeasure(y, log_weights=w))
-        return gamma(x).square().sum()
-
-    def plain(x: Tensor, y: Tensor, w: Tensor) -> Tensor:
-        logits = x @ par.A[0].mT @ y.mT + w
-        return (logits.softmax(-1) @ y @ par.V[0].mT).square().sum()
-
-    for actual, expected in zip(
-        torch.func.grad(streamed, argnums=(0, 1, 2))(x, y, logs),
-        torch.func.grad(plain, argnums=(0, 1, 2))(x, y, logs),
-        strict=True,
-    ):
-        torch.testing.assert_close(actual, expected)
 
 
 MEMORY = """

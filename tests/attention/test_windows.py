@@ -73,14 +73,6 @@ def dense(F: SelfAttention, mu: ParticleMeasure, width: float, points: Tensor) -
 
 @pytest.mark.parametrize("causal", [False, True], ids=["plain", "masked"])
 @pytest.mark.parametrize("width", WIDTHS)
-def test_a_window_is_that_of_the_double_loop(width, causal, small_blocks):
-    F, mu = layer(width, causal), cloud()
-    found, wanted = (x[mu.weights > 0] for x in (F(mu).points, by_loops(F, mu, width)))
-    torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-13)
-
-
-@pytest.mark.parametrize("causal", [False, True], ids=["plain", "masked"])
-@pytest.mark.parametrize("width", WIDTHS)
 def test_all_derivatives_are_those_of_the_dense_mask(width, causal, small_blocks):
     """Of a batch of two sizes, the smaller one padded."""
     F, mu = layer(width, causal), stack([cloud(), cloud(9, seed=1)])

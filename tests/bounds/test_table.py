@@ -129,6 +129,13 @@ def test_the_limit_bounds_the_constant_at_large_scales():
         assert float(found.max()) <= bounds.table(F, 1.0, 6).row("Thm 3.7, 4.5").value
 
 
+@pytest.mark.parametrize("d", [1, 2])
+def test_the_masked_row_is_that_of_its_dimension(d):
+    par = AttentionParameters.from_bilinear(-np.eye(d), np.eye(d))
+    row = bounds.table(SelfAttention(par, causal=True), 3.0).row("masked mean field")
+    assert row.value == pytest.approx(bounds.masked_mean_field(1.0, 1.0, 3.0, dim=d), rel=1e-8)
+
+
 @pytest.mark.parametrize("causal", [False, True])
 def test_the_table_of_the_line_has_the_numbers_of_the_formulas(causal):
     par = AttentionParameters.from_bilinear([[-1.0]], [[1.0]])

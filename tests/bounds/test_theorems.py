@@ -10,7 +10,7 @@ import mpmath
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from meanfield import bounds, sampling
@@ -23,9 +23,7 @@ from meanfield.bounds.sharp import kernel_norm
 from meanfield.lipschitz import local_lipschitz
 from meanfield.measures import ParticleMeasure
 from tests import oracles
-from tests.attention.test_self_attention import attention
 from tests.bounds import bounds_oracles
-from tests.strategies import problems
 
 F64 = torch.float64
 norms = st.floats(0, 3)
@@ -185,15 +183,6 @@ def test_the_order_one_constant_is_known_up_to_c_and_all_are_monotone():
     assert over_n[-1] == pytest.approx(bounds.mean_field(1, 1, 1.5))
 
 
-def test_one_formula_is_below_both_of_the_papers():
-    n, radius = np.array([1, 2, 10, 100, 1000])[:, None], np.linspace(0.05, 4, 60)
-    ours = bounds.tokens(1.0, 1.0, radius, n)
-    gain = bounds.theorem_3_3(1.0, 1.0, radius, n) / ours
-    assert gain[0].min() > 1.58 and gain[1:].min() > 2.0 and gain.max() > 50
-    assert (ours <= bounds.theorem_3_5(1.0, 1.0, radius) * (1 + 1e-12)).all()
-    assert (ours <= bounds.mean_field(1.0, 1.0, radius) * (1 + 1e-12)).all()
-
-
 @pytest.mark.parametrize(
     ("bound", "n_numbers"),
     [
@@ -292,72 +281,6 @@ def test_the_two_dirac_growth_has_its_limit_and_does_not_overflow_early():
     assert bounds.mean_field(1.0, 1.0, 2 * radius) == math.inf
 
 
-@given(
-    seed=st.integers(0, 10**6),
-    n=st.integers(1, 6),
-    radius=st.sampled_from([0.1, 0.7, 1.5, 3.0]),
-    causal=st.booleans(),
-)
-@settings(max_examples=25)
-def test_no_measured_constant_exceeds_its_bound(seed, n, radius, causal):
-    generator = torch.Generator().manual_seed(seed)
-    d = 1 + seed % 4
-    A, V = torch.randn(2, d, d, dtype=F64, generator=generator) / math.sqrt(d)
-    F = SelfAttention(AttentionParameters.from_bilinear(A, V), causal=causal)
-    points = sampling.ball(n, d, radius=radius, generator=generator)
-    if seed % 2:
-        points = sampling.sphere(n, d, radius=radius, generator=generator)
-    logs = (4 * torch.randn(n, dtype=F64, generator=generator)).log_softmax(-1)
-    positions = torch.rand(n, dtype=F64, generator=generator).mul(4).floor() / 4
-    norm_A, norm_V = (float(torch.linalg.matrix_norm(M, 2)) for M in (A, V))
-
-    mu = ParticleMeasure(points, log_weights=logs, positions=positions)
-    measured = float(local_lipschitz(F, mu).value)
-    bound = bounds.masked_mean_field if causal else bounds.mean_field
-    assert measured <= bound(norm_A, norm_V, radius) * (1 + 1e-12)
-
-    tokens = ParticleMeasure.from_sequence(points)
-    measured = float(local_lipschitz(F, tokens, geometry="euclidean").value)
-    sharp = bounds.tokens(norm_A, norm_V, radius, n, causal=causal)
-    assert measured <= sharp * (1 + 1e-12)
-    assert sharp <= bounds.theorem_3_3(norm_A, norm_V, radius, n)
-
-
-@pytest.mark.parametrize("branch", ["negative", "positive"])
-@pytest.mark.parametrize("causal", [False, True])
-@settings(max_examples=20)
-@given(seed=st.integers(0, 10**6), n=st.integers(2, 40), radius=st.sampled_from([0.5, 2.0, 4.0]))
-def test_the_adversarial_sequence_reaches_the_lower_bound(seed, n, radius, branch, causal):
-    generator = torch.Generator().manual_seed(seed)
-    A = torch.randn(3, 3, dtype=F64, generator=generator)
-    real = torch.linalg.eigvals(A)
-    real = real.real[real.imag == 0]
-    assume(bool((real < 0).any() if branch == "negative" else (real > 0).any()))
-    pair = sampling.critical_pair(A, branch=branch)
-    F = SelfAttention(AttentionParameters.from_bilinear(A, torch.eye(3, dtype=F64)))
-    tokens = sampling.adversarial(A, radius, n, branch=branch)
-    measured = float(local_lipschitz(F, tokens, geometry="euclidean", rtol=1e-6).value)
-    assert measured >= bounds.proposition_3_4(pair.scaling, radius, n) * (1 - 1e-6)
-    # Ours: the entry of the two-atom measure, where one heavy atom stands for n − 1 tokens.
-    atoms = sampling.two_diracs(
-        radius, -math.log(n - 1), pair.direction, heavy_at=pair.heavy_at, positioned=causal
-    )
-    G = SelfAttention(F.parameters, causal=causal)
-    constant = local_lipschitz(G, atoms)
-    entry = two_dirac_entry(pair.scaling, radius, -math.log(n - 1))
-    assert float(constant.particle) >= entry * (1 - 1e-9)
-
-
-def test_the_masked_map_at_a_zero_exceeds_the_unmasked_bound_but_not_the_hardy_bound():
-    F = SelfAttention(AttentionParameters.from_bilinear([[0.0]], [[1.0]]), causal=True)
-    for n, norm in ((10, 1.41), (100, 1.63), (1000, 1.75)):
-        mu = ParticleMeasure.from_sequence(torch.zeros(n, 1, dtype=F64))
-        measured = float(local_lipschitz(F, mu, rtol=1e-3).value)
-        assert measured == pytest.approx(norm, abs=6e-3)
-        assert bounds.mean_field(0.0, 1.0, 1.0) < measured < bounds.masked_mean_field(0, 1, 1)
-        assert measured <= bounds.tokens(0, 1, 1, n, causal=True)
-
-
 def test_heads_add_up_by_their_output_norms():
     numbers = np.array([1.0, 2.0])[:, None, None]
     assert joined_heads(numbers, [3.0, 0.5]) == 4.0
@@ -443,34 +366,6 @@ def test_the_scaling_factor_is_that_of_the_critical_pair(seed, d):
 def test_bad_arguments_are_refused(call, words):
     with pytest.raises(ValueError, match=words):
         call()
-
-
-@given(problem=problems(), shift=st.sampled_from([0.0, 5.0]))
-@settings(max_examples=50)
-def test_the_bound_from_the_weights_seen_holds_for_both_components(problem, shift):
-    F, mu = attention(problem), problem.measure
-    mu = mu.replace(mu.points + shift)
-    found = local_lipschitz(F, mu)
-    bound = float(bounds.local_upper(F, mu))
-    assert float(found.value) <= bound * (1 + 1e-9) + 1e-300
-
-
-def test_the_bound_from_the_weights_seen_is_far_below_theorem_3_3():
-    par = AttentionParameters.random(8, std=0.5)
-    F = SelfAttention(par)
-    X = sampling.ball(50, 8, radius=3.0)
-    norms = [float(torch.linalg.matrix_norm(M[0], 2)) for M in (par.A, par.V)]
-    mu = ParticleMeasure(X)
-    measured, bound = float(local_lipschitz(F, mu).value), float(bounds.local_upper(F, mu))
-    assert measured <= bound < 0.1 * bounds.theorem_3_3(*norms, 3.0, 50)
-
-
-def test_the_bound_at_a_batch_and_in_blocks_is_that_one_by_one():
-    for causal in (False, True):
-        F = SelfAttention(AttentionParameters.random(4, n_heads=2, biases=True), causal=causal)
-        mu = ParticleMeasure.from_sequence(torch.randn(3, 9, 4, dtype=F64))
-        alone = torch.stack([bounds.local_upper(F, one) for one in mu])
-        torch.testing.assert_close(bounds.local_upper(F, mu), alone)
 
 
 def test_a_map_without_that_bound_says_so():

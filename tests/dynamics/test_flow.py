@@ -250,20 +250,6 @@ def test_permutation_splitting_and_absence_change_nothing(causal, constraint):
         np.testing.assert_allclose(end(absent)[:-2], base, **tolerance)
 
 
-def test_earlier_positions_never_depend_on_later_ones():
-    A, V, mu = case(12)
-    F = attention(A, V, causal=True)
-    mu = ParticleMeasure.from_sequence(mu.points)
-    changed = mu.points.clone()
-    changed[-2:] = sampling.sphere(2, D, generator=generator(3))
-    nu = mu.replace(changed)
-    ends = [
-        dynamics.flow(F, m, [0, 2], method="rk4", step=0.1).points.values[-1] for m in (mu, nu)
-    ]
-    np.testing.assert_allclose(ends[1][:-2], ends[0][:-2], rtol=0, atol=1e-13)
-    assert np.abs(ends[1][-1] - ends[0][-1]).max() > 1e-2
-
-
 @pytest.mark.parametrize("normalised", [False, True])
 @pytest.mark.parametrize("constraint", [None, "sphere"])
 def test_the_energy_increases_along_its_gradient_flow(normalised, constraint):
@@ -298,28 +284,6 @@ def test_a_batch_is_its_members():
         np.testing.assert_allclose(ds.points[:, k], one.points, rtol=1e-12)
         np.testing.assert_allclose(ds["size"][:, k], one["size"], rtol=1e-12)
         np.testing.assert_array_equal(ds.log_weights[k], one.log_weights)
-
-
-def test_multi_head_layers_flow_as_the_sum_of_their_heads():
-    g = generator(16)
-    params = AttentionParameters.random(D, n_heads=3, head_dim=2, generator=g)
-    heads = [
-        SelfAttention(
-            AttentionParameters(
-                params.query[h],
-                params.key[h],
-                params.value[h],
-                params.output[h],
-                scale=params.scale[h],
-            )
-        )
-        for h in range(3)
-    ]
-    _, _, mu = case(17)
-    h = 1e-3
-    ds = dynamics.flow(SelfAttention(params), mu, [0, h], method="euler", step=h)
-    expected = mu.points + h * sum(head(mu).points for head in heads)
-    np.testing.assert_allclose(ds.points[-1], expected, rtol=1e-13)
 
 
 def test_the_flow_can_be_differentiated():

@@ -24,7 +24,6 @@ from meanfield.linalg import Certified, Lanczos
 from meanfield.lipschitz import local_lipschitz, one_sided
 from meanfield.maps import linearize
 from meanfield.maps.autodiff import linearize_by_autodiff
-from meanfield.measures import split
 from tests.maps.small_maps import same_products
 
 D = 3
@@ -109,14 +108,6 @@ def test_derivatives_compose_along_the_flow():
     )
     for one, other in zip(dense(parts), dense(whole), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11)
-
-
-def test_the_constant_of_the_flow_counts_splitting():
-    F, mu = case(6)
-    Phi = dynamics.FlowMap(F, 0.5, method="rk4", step=0.1)
-    constant = local_lipschitz(Phi, mu)
-    doubled = local_lipschitz(Phi, split(mu))
-    assert float(doubled.particle) == pytest.approx(float(constant.value), rel=1e-6)
 
 
 def test_light_atoms_do_not_underflow():

@@ -72,17 +72,6 @@ def cloud(seed, n=3):
     )
 
 
-def divided(mu, copies, seed):
-    """Every atom in parts of random mass, one of them light."""
-    share = 3 * draw(mu.n_particles, copies, seed=seed)
-    logs = (mu.log_weights[:, None] + share.log_softmax(-1)).flatten()
-    return ParticleMeasure(
-        mu.points.repeat_interleave(copies, -2),
-        log_weights=logs,
-        positions=mu.positions.repeat_interleave(copies, -1),
-    )
-
-
 def derivative(F, mu, x):
     """D^½JD^−½ at the points x of measures with the weights of μ, by automatic differentiation."""
     J = torch.func.jacrev(lambda y: F(mu.replace(y)).points)(x)
@@ -107,39 +96,6 @@ def ascent(objective, mu, eps, seed, *, steps=6):
 
 def norm(matrix):
     return torch.linalg.matrix_norm(matrix, 2)
-
-
-SLOW = pytest.mark.slow
-QUICK = ("relu", "attention", "post-norm, causal", "pre-norm", "three blocks")
-
-
-@pytest.mark.parametrize(
-    "eps", [pytest.param(1e-3, marks=SLOW), 0.03, pytest.param(0.5, marks=SLOW)]
-)
-@pytest.mark.parametrize(
-    "name", [name if name in QUICK else pytest.param(name, marks=SLOW) for name in MAPS]
-)
-def test_ascent_in_the_ball_exceeds_no_bound(name, eps):
-    F, mu = MAPS[name](), cloud(sum(map(ord, name)))
-    for splitting in (False, True):
-        inner = divided(mu, 2, 3) if splitting else mu
-        near = F.ball_bounds(mu, eps, splitting=splitting)
-        at, image = derivative(F, inner, inner.points), F(inner).points
-        upper = float(ball_upper(F, mu, eps, splitting=splitting))
-        found = ascent(lambda x, nu=inner: norm(derivative(F, nu, x)), inner, eps, 1)
-        assert float(norm(at)) <= float(near.constant) * (1 + 1e-9)
-        assert found <= upper * (1 + 1e-9)
-        assert upper <= float(near.upper) * (1 + 1e-9)
-        changed = ascent(lambda x, nu=inner, at=at: norm(derivative(F, nu, x) - at), inner, eps, 2)
-        assert changed <= float(near.change) * (1 + 1e-6) + 1e-9
-        for i in range(mu.n_particles):
-            each = slice(2 * i, 2 * i + 2) if splitting else slice(i, i + 1)
-
-            def moved(x, nu=inner, image=image, each=each):
-                return (F(nu.replace(x)).points - image)[each].norm(dim=-1).amax()
-
-            found = ascent(moved, inner, eps, 3, steps=3)
-            assert found <= float(near.displacement[i]) * (1 + 1e-9) + 1e-12
 
 
 @pytest.mark.parametrize("name", list(MAPS))
@@ -210,24 +166,6 @@ def test_radii_may_differ_from_atom_to_atom_and_absent_atoms_do_not_count(name):
     assert float(both.upper) == pytest.approx(float(alone.upper), rel=1e-9)
     torch.testing.assert_close(both.displacement[:3], alone.displacement, rtol=1e-9, atol=0)
     assert float(alone.upper) <= float(F.ball_bounds(mu, 0.02).upper) * (1 + 1e-12)
-
-
-def test_batches_have_a_bound_each():
-    F, mu = MAPS["network"](), cloud(4)
-    other = mu.replace(mu.points + 0.3)
-    both = ParticleMeasure(
-        torch.stack([mu.points, other.points]),
-        log_weights=mu.log_weights.expand(2, -1),
-        positions=mu.positions.expand(2, -1),
-    )
-    eps = torch.tensor([0.001, 0.01], dtype=F64)
-    together = ball_upper(F, both, eps)
-    alone = torch.stack([ball_upper(F, mu, eps[0]), ball_upper(F, other, eps[1])])
-    torch.testing.assert_close(together, alone, rtol=1e-6, atol=0)
-    several = ball_upper(F, both, torch.stack([eps, 2 * eps, 0 * eps]))
-    assert several.shape == (3, 2)
-    torch.testing.assert_close(several[0], together, rtol=1e-9, atol=0)
-    torch.testing.assert_close(several[1], ball_upper(F, both, 2 * eps), rtol=1e-9, atol=0)
 
 
 def test_a_normalisation_that_may_meet_its_pole_is_unbounded():

@@ -10,7 +10,7 @@ import math
 import pytest
 import torch
 
-from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, split
+from meanfield import AttentionParameters, ParticleMeasure, SelfAttention
 from meanfield.layers import (
     MLP,
     Chain,
@@ -38,15 +38,6 @@ from tests.maps.small_maps import (
     pre_norm,
     rms_norm,
 )
-
-
-@pytest.mark.parametrize("causal", [False, True])
-def test_the_constant_is_the_norm_where_every_atom_is_stored_twice(causal):
-    F, mu = post_norm(causal), cloud()
-    twice = linearize(F, split(mu), geometry="wasserstein").atoms.to_dense()
-    constant = local_lipschitz(F, mu)
-    assert float(constant.value) == pytest.approx(float(torch.linalg.matrix_norm(twice, 2)))
-    assert float(constant.splitting) < float(constant.particle)
 
 
 def test_values_of_the_norms_and_mlps_are_those_of_torch():

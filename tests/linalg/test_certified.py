@@ -171,17 +171,6 @@ def test_every_choice_of_weights_is_valid_and_gives_its_own_bound(seed):
             assert found == pytest.approx(loops(dense, w), rel=1e-6)
 
 
-def test_rotations_that_turn_no_pair_apart_give_the_bound_of_the_dot_product():
-    mu = drawn(1)
-    mu = ParticleMeasure(mu.points, log_weights=mu.log_weights, positions=mu.positions * 0)
-    w = 10 ** torch.randn(N, N, dtype=F64, generator=torch.Generator().manual_seed(0))
-    found = [
-        float(row_bound(blocks_and_dense(MAPS[name], mu)[0], w))
-        for name in ("rotary", "dot product")
-    ]
-    assert found[0] == pytest.approx(found[1], rel=1e-10)
-
-
 @pytest.mark.parametrize("power", [-900, 900])
 def test_weights_at_the_ends_of_the_number_range_bound_or_say_nothing(power):
     blocks, dense = blocks_and_dense(MAPS["dot product"], drawn(0))
@@ -433,58 +422,6 @@ def exactly(matrix: torch.Tensor) -> np.ndarray:
     return np.vectorize(Fraction, otypes=[object])(matrix.numpy())
 
 
-def test_bound_and_columns_are_those_of_loops_over_rows_that_form_no_block():
-    """c_i and |J_ijᵀg| from keys, values and scores alone."""
-    g = torch.Generator().manual_seed(5)
-    par = AttentionParameters.random(DIM, n_heads=2, head_dim=4, generator=g)
-    mu = drawn(3)
-    w = (2 * torch.randn(N, N, dtype=F64, generator=g)).exp()
-    a, X = mu.weights, mu.points
-    Q = par.scale[:, None, None] * par.query
-    q, k, v = X @ Q.mT, X @ par.key.mT, X @ par.value.mT  # (H, n, ·)
-    P = (q @ k.mT + a.log()).softmax(-1)
-    F = SelfAttention(par)
-    blocks, _ = blocks_and_dense(F, mu)
-    columns = torch.zeros(N, dtype=F64)
-    for i in range(N):
-        ratio = (a[i] / a).sqrt()
-        c, top, b = looped_row(P[:, i], w[i], ratio, q[:, i], k, v, Q, par, i)
-        columns += c * w[i]
-        found = blocks.back(top[None], slice(i, i + 1))[0].norm(dim=-1)
-        torch.testing.assert_close(found, b, rtol=1e-10, atol=1e-12)
-    bound = float(row_bound(blocks, w))
-    assert bound == pytest.approx(float(columns.max().sqrt()), rel=1e-6)
-
-
-def looped_row(P, w, ratio, q, k, v, Q, par, i):
-    """λ_max of Σⱼ JᵢⱼJᵢⱼᵀ/wᵢⱼ, its vector g and |Jᵢⱼᵀg| for P (H, n), scores scaled into Q."""
-    K, V, W = par.key, par.value, par.output
-    H, size, d = V.shape
-    away = v - P[:, None] @ v
-    s = ratio / w.sqrt()
-    P0 = P * s
-    Y = (P0[..., None] * away).permute(1, 0, 2).reshape(len(w), H * size)
-    u = torch.einsum("hk,hkd->hd", q, K)
-    Vc, Wc = V.reshape(H * size, d), W.permute(1, 0, 2).reshape(-1, H * size)
-
-    def spread(matrix):
-        return matrix.repeat_interleave(size, 0).repeat_interleave(size, 1)
-
-    L = (Vc @ u.T).repeat_interleave(size, 1) * (P0 @ Y).repeat_interleave(size, 0)
-    inside = Vc @ Vc.T * spread(P0 @ P0.T) + L + L.T + (Y.T @ Y) * spread(u @ u.T)
-    S = torch.einsum("hov,hj,hjv,hjk,hkd->od", W, P, away, k, Q)
-    own = torch.einsum("h,hov,hvd->od", P[:, i], W, V)
-    own = own + torch.einsum("h,hov,hv,hd->od", P[:, i], W, away[:, i], u)
-    R = Wc @ inside @ Wc.T + (own @ S.T + S @ own.T + S @ S.T) / w[i]
-    values, vectors = torch.linalg.eigh((R + R.T) / 2)
-    top = vectors[:, -1]
-    z = (Wc.T @ top).reshape(H, size)
-    b = P.T @ torch.einsum("hvd,hv->hd", V, z)
-    b = (b + (P * torch.einsum("hjv,hv->hj", away, z)).T @ u) * ratio[:, None]
-    b[i] += S.T @ top
-    return values[-1], top, b.norm(dim=-1)
-
-
 def test_what_rounding_may_have_taken_is_added(monkeypatch):
     blocks, _ = blocks_and_dense(MAPS["dot product"], drawn(0))
     weights = torch.ones(N, N, dtype=F64)
@@ -517,9 +454,3 @@ def test_atoms_that_a_frobenius_norm_rules_out_do_not_hide_the_largest():
     norms = torch.linalg.matrix_norm(wide, 2)[..., 0].amax(-1)
     found = certain_block_upper(LinearMap.pointwise(wide))
     assert bool((found >= norms).all()) and bool((found <= norms * (1 + 1e-10)).all())
-
-
-def test_a_block_that_is_no_number_is_not_ruled_out():
-    matrices = torch.ones(3, 1, 2, 2, dtype=torch.float64)
-    matrices[1, 0, 0, 0] = math.nan
-    assert not bool(certain_block_upper(LinearMap.pointwise(matrices)) < math.inf)

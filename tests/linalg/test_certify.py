@@ -14,7 +14,7 @@ from meanfield import linalg
 from meanfield.attention import AttentionParameters, SelfAttention
 from meanfield.attention.tangent import AttentionTangent
 from meanfield.errors import ConvergenceError
-from meanfield.linalg import Candidate, Certified, Dense, Lanczos, LinearMap, NormSolver, certify
+from meanfield.linalg import Candidate, Dense, Lanczos, LinearMap, NormSolver, certify
 from meanfield.linalg.evidence import certify_largest, checked
 from meanfield.linalg.norms import largest_block_norm
 from meanfield.lipschitz import local_lipschitz
@@ -48,6 +48,7 @@ def test_a_right_candidate_has_converged():
     found = certify(J, RIGHT)
     assert bool(found.converged) and found.value == found.upper == 3.0
     assert found.residual == found.error == 0.0 and found.n_matvecs == 0
+    assert certify(J, replace(RIGHT, upper=number(3 - 1e-14))).upper == 3.0  # rounded below it
 
 
 REFUSED = {
@@ -248,23 +249,6 @@ def test_a_gradient_goes_through_the_value_of_a_factorisation():
         torch.testing.assert_close(found, wanted)
 
 
-class WithoutUpperEnd(NormSolver):
-    """The right vectors, and nothing known from above."""
-
-    def candidate(self, linear_map, rtol, upper_rtol):
-        right = Dense().candidate(linear_map, rtol, upper_rtol)
-        return replace(right, upper=torch.full_like(right.upper, math.inf))
-
-
-def test_a_solver_without_an_upper_end_is_not_believed():
-    F = SelfAttention(AttentionParameters.random(2))
-    mu = ParticleMeasure([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
-    with pytest.raises(ConvergenceError, match="upper/value - 1 = inf"):
-        local_lipschitz(F, mu, solver=WithoutUpperEnd())
-    found = local_lipschitz(F, mu, solver=WithoutUpperEnd(), strict=False)
-    assert not bool(found.converged) and float(found.upper) == math.inf
-
-
 @pytest.mark.parametrize("scale", [1e-300, 1.0, 1e300])
 def test_a_matrix_with_one_wrong_entry_is_not_that_of_the_map(scale):
     right = scale * torch.randn(4, 5, dtype=F64, generator=seeded(0))
@@ -294,6 +278,12 @@ def test_a_map_that_is_zero_agrees_beside_one_whose_matrix_is_wrong():
     lying = replace(LinearMap.pointwise(right[:, None]), dense=lambda part: (1.1 * right)[part])
     found = linalg.operator_norm(lying, strict=False)
     assert found.converged.tolist() == [True, False] and float(found.error[0]) == 0
+    # What is wrong by less than the rounding of a norm beside it does no harm.
+    pair = torch.stack([1e-10 * right] * 2)
+    lying = LinearMap.pointwise(pair[:, :, None])
+    lying = replace(lying, dense=lambda part: (pair + 1e-13).flatten(0, 1)[part])
+    found, _ = largest_block_norm(lying, strict=False, beside=torch.tensor([0.0, 1.0]).double())
+    assert found.converged.tolist() == [False, True]
 
 
 def test_a_fault_in_the_dense_form_of_attention_is_not_certified(monkeypatch):
@@ -341,29 +331,9 @@ def test_no_solver_decides_what_has_converged():
     assert bool(local_lipschitz(F, mu, solver=Second(), upper_rtol=math.inf).converged)
 
 
-def test_a_certain_end_that_is_not_near_has_not_converged():
-    F = SelfAttention(AttentionParameters.random(8, generator=seeded(1)))
-    mu = ParticleMeasure(torch.randn(9, 8, dtype=F64, generator=seeded(2)))
-    found = local_lipschitz(F, mu, solver=Certified(), strict=False)
-    assert float(found.upper) > 1.01 * float(found.value) and not bool(found.converged)
-    for upper_rtol in (1.0, math.inf):
-        asked = local_lipschitz(F, mu, solver=Certified(), upper_rtol=upper_rtol)
-        assert bool(asked.converged) and asked.upper == found.upper
-
-
 def test_a_solver_without_candidates_says_so():
     with pytest.raises(NotImplementedError, match="NormSolver: expected a method `candidate`"):
         linalg.operator_norm(J, solver=NormSolver())
-
-
-@pytest.mark.parametrize("solver", [Dense(), Lanczos()], ids=lambda s: type(s).__name__)
-def test_the_value_of_a_solver_agrees_with_singular_values(solver):
-    matrix = torch.randn(5, 7, dtype=F64, generator=torch.Generator().manual_seed(0))
-    found = linalg.operator_norm(LinearMap.pointwise(matrix[None]), solver=solver, rtol=1e-10)
-    truth = torch.linalg.matrix_norm(matrix, 2)
-    torch.testing.assert_close(found.value, truth, rtol=1e-12, atol=0)
-    assert (found.miss == 0) == isinstance(solver, Dense)
-    assert (found.n_matvecs == 0) == isinstance(solver, Dense)
 
 
 # ------------------------------------------------------------------ what the error promises

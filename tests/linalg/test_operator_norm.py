@@ -6,10 +6,9 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from meanfield.errors import ConvergenceError
 from meanfield.linalg import Dense, Lanczos, LinearMap, operator_norm
 from meanfield.linalg.norms import largest_block_norm
 
@@ -61,46 +60,6 @@ def test_both_methods_give_the_largest_singular_value(
     torch.testing.assert_close(found.value / scale, torch.ones(3, dtype=F64), rtol=1e-10, atol=0)
     image = linear_map.matvec(found.direction) / scale
     torch.testing.assert_close(torch.linalg.vector_norm(image, dim=(-2, -1)), found.value / scale)
-
-
-def test_the_residual_bounds_the_distance_to_a_singular_value():
-    matrices = random_matrices(3, (4,), 60, 60, 0.01)
-    linear_map = as_map(matrices, (20, 3), (20, 3))
-    for steps in (2, 5, 10, 20):
-        found = operator_norm(linear_map, solver=Lanczos(max_steps=steps), rtol=0, strict=False)
-        values = torch.linalg.svdvals(matrices)
-        distance = (values - found.value[:, None]).abs().amin(-1)
-        assert (distance <= found.residual * found.value * (1 + 1e-12)).all()
-        assert (found.value <= values[:, 0] * (1 + 1e-12)).all()
-        assert not found.converged.any()
-
-
-def test_the_residual_is_that_of_the_singular_triple():
-    matrices = random_matrices(5, (), 30, 24, 0.02)
-    linear_map = as_map(matrices, (8, 3), (10, 3))
-    found = operator_norm(linear_map, solver=Lanczos(max_steps=6), rtol=0, strict=False)
-    v = found.direction.flatten()
-    u = matrices @ v / found.value
-    defect = torch.linalg.vector_norm(matrices.mT @ u - found.value * v) / found.value
-    torch.testing.assert_close(found.residual, defect)
-
-
-def test_not_converged_raises_or_is_flagged():
-    matrices = random_matrices(0, (2,), 40, 40, 1e-3)
-    linear_map = as_map(matrices, (40, 1), (40, 1))
-    settings = {"solver": Lanczos(max_steps=2), "rtol": 1e-10}
-    with pytest.raises(
-        ConvergenceError, match=r"error .* is above rtol = 1.00e-10 \(4 rtol\) after 3"
-    ):
-        operator_norm(linear_map, **settings)
-    assert not operator_norm(linear_map, **settings, strict=False).converged.any()
-
-
-@both_solvers
-def test_the_zero_map_has_norm_zero(solver):
-    found = operator_norm(as_map(torch.zeros(2, 6, 4, dtype=F64), (4, 1), (6, 1)), solver=solver)
-    assert found.value.tolist() == [0.0, 0.0]
-    assert found.converged.all()
 
 
 # One matrix, and so many that they are scaled and their Gram matrices are factored.
@@ -169,21 +128,6 @@ def test_the_largest_block_is_the_norm_of_the_block_diagonal(seed, blocks, sprea
     torch.testing.assert_close(torch.linalg.vector_norm(image, dim=-1), expected)
 
 
-@settings(max_examples=10)
-@given(seed=st.integers(0, 10**6))
-def test_blocks_that_cannot_be_the_largest_need_not_converge(seed):
-    generator = torch.Generator().manual_seed(seed)
-    matrices = torch.randn(2, 40, 12, 14, dtype=F64, generator=generator)
-    linear_map = as_map(matrices, (1, 14), (1, 12))
-    expected, index = torch.linalg.svdvals(matrices)[..., 0].max(-1)
-    found, block = largest_block_norm(linear_map, solver=Lanczos(), rtol=1e-4)
-    # Two blocks may be closer to each other than the accuracy asked for.
-    torch.testing.assert_close(found.value, expected, rtol=1e-4, atol=0)
-    every = operator_norm(linear_map, solver=Lanczos(), rtol=1e-4)
-    assert found.n_matvecs <= every.n_matvecs
-    assert index.shape == block.shape
-
-
 def test_blocks_of_a_transformers_width_are_not_assembled():
     generator = torch.Generator().manual_seed(0)
     matrices = torch.randn(2, 384, 384, dtype=F64, generator=generator)
@@ -203,48 +147,16 @@ def test_a_small_block_of_clustered_values_is_not_waited_for():
     assert found.n_matvecs < 0.6 * operator_norm(linear_map, solver=Lanczos()).n_matvecs
 
 
-def test_single_precision_is_right_to_its_digits():
-    matrices = random_matrices(1, (2,), 50, 50, 0.05).float()
-    for solver in (Dense(), Lanczos()):
-        found = operator_norm(as_map(matrices, (50, 1), (50, 1)), solver=solver, rtol=1e-3)
-        assert found.value.dtype == torch.float32
-        torch.testing.assert_close(found.value, torch.ones(2), rtol=1e-5, atol=0)
-
-
 def test_large_batches_are_factored_in_pieces_and_the_thread_number_is_kept():
-    matrices = random_matrices(2, (3000,), 6, 5, 0.3)
+    matrices = random_matrices(2, (3001,), 6, 5, 0.3)
     threads = torch.get_num_threads()
-    found = operator_norm(as_map(matrices, (5, 1), (3, 2)), solver=Dense())
-    torch.testing.assert_close(found.value, torch.ones(3000, dtype=F64))
-    assert torch.get_num_threads() == threads
-
-
-# --- the largest singular values ---
-
-SPECTRA = {
-    "apart": [5.0, 3.0, 2.0, 1.0, 0.5, 0.25],
-    "repeated": [2.0, 2.0, 2.0, 1.0, 1.0, 0.5],
-    "clustered": [2.0, 2.0 - 1e-9, 2.0 - 2e-9, 1.0, 1.0 - 1e-9, 0.5],
-    "all equal": [1.0] * 12,
-    "rank two": [3.0, 1.0],
-}
-
-
-def with_spectrum(values: list[float], batch: tuple[int, ...], rows: int, columns: int):
-    u = torch.linalg.qr(torch.randn(*batch, rows, rows, dtype=F64))[0]
-    v = torch.linalg.qr(torch.randn(*batch, columns, columns, dtype=F64))[0]
-    s = torch.zeros(rows, columns, dtype=F64)
-    s.diagonal()[: len(values)] = torch.tensor(values, dtype=F64)
-    return u @ s @ v.mT
-
-
-def test_the_upper_end_of_a_factorisation_is_above_the_norm_and_hugs_it():
-    generator = torch.Generator().manual_seed(3)
-    matrices = torch.randn(500, 6, 4, generator=generator)
-    estimate = operator_norm(LinearMap.pointwise(matrices[:, None]))
-    truth = torch.linalg.matrix_norm(matrices.double(), 2)
-    assert (estimate.upper.double() >= truth).all()
-    assert (estimate.upper.double() <= (1 + 1e-5) * truth).all()
+    torch.set_num_threads(2)
+    try:
+        found = operator_norm(as_map(matrices, (5, 1), (3, 2)), solver=Dense())
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(threads)
+    torch.testing.assert_close(found.value, torch.ones(3001, dtype=F64))
 
 
 # ------------------------------------------------------------------ many factorisations

@@ -7,10 +7,7 @@ import math
 import pytest
 import torch
 
-from meanfield.linalg import Lanczos, LinearMap, operator_norm
 from meanfield.linalg.vectors import lengths, normalised
-
-F32 = torch.float32
 
 
 @pytest.mark.parametrize("size", [1, 1000, 4096, 5000, 3 * 10**6 + 7])
@@ -20,7 +17,9 @@ def test_lengths_in_single_precision_are_right_to_their_last_digits(size, fallin
     if falling:
         vectors = vectors / torch.arange(1, size + 1) ** 0.5
     exact = vectors.double().square().sum(-1).sqrt()
-    torch.testing.assert_close(lengths(vectors).double(), exact, rtol=3e-7, atol=0)
+    # Long ones are added in double precision, part by part.
+    room = 3e-7 if size <= 4096 else 1.2e-7
+    torch.testing.assert_close(lengths(vectors).double(), exact, rtol=room, atol=0)
     unit, length = normalised(vectors)
     torch.testing.assert_close(length.double(), exact, rtol=3e-7, atol=0)
     ones = unit.double().square().sum(-1)
@@ -37,18 +36,3 @@ def test_lengths_whose_squares_leave_the_number_range(dtype, size):
         assert float(lengths(vectors)) == pytest.approx(expected, rel=1e-5)
     unit, length = normalised(torch.zeros(2, size, dtype=dtype))
     assert not bool(unit.any()) and not bool(length.any())
-
-
-def test_the_norm_of_a_large_map_in_single_precision_is_right():
-    """u vᵀ with two million entries, of norm 1: naive lengths are a thousandth off."""
-    n = 2 * 10**6
-    u, v = 1 / torch.arange(1, n + 1).double().sqrt(), torch.ones(n).double()
-    u, v = u / u.norm(), v / v.norm()
-
-    def product(out: torch.Tensor, into: torch.Tensor):
-        return lambda x: (out * float(into @ x.flatten().double())).to(F32)[:, None]
-
-    rank_one = LinearMap(product(u, v), product(v, u), (n, 1), (n, 1), dtype=F32)
-    found = operator_norm(rank_one, solver=Lanczos())
-    assert float(found.value) == pytest.approx(1.0, rel=1e-6)
-    assert float(found.direction.double().norm()) == pytest.approx(1.0, rel=1e-6)

@@ -197,23 +197,6 @@ def test_the_same_cache_changes_nothing_in_any_order_and_precision(epsilon):
     assert not found.value.any() and not found.gap.any() and not found.slope.any()
 
 
-def test_tokens_merged_where_they_stand_change_nothing_and_without_their_weight_they_do():
-    keys, values, q = draw(4, K), draw(4, V, seed=1), draw(1, K, seed=2)
-    twice = torch.tensor([0, 0, 0, 1, 2, 3])
-    counts = torch.tensor([3.0, 1.0, 1.0, 1.0], dtype=F64).log()
-    old, new = (keys[twice], values[twice]), (keys, values)
-    assert float(cache_error(q, old, new, log_weights=counts, epsilon=0.2).value) < 1e-13
-    assert float(cache_error(q, old, new, epsilon=0.2).gap) > 0.05
-
-
-def test_without_scores_it_is_the_difference_of_the_means():
-    values, others = draw(8, V), draw(5, V, seed=1)
-    zero = torch.zeros(8, K, dtype=F64)
-    found = cache_error(draw(2, K), (zero, values), (zero[:5], others), epsilon=7.0)
-    expected = float((values.mean(0) - others.mean(0)).norm())
-    assert found.value.tolist() == pytest.approx([expected] * 2, rel=1e-8)
-
-
 @pytest.mark.parametrize("n", [9, 1200])
 def test_far_away_the_hull_of_the_values_bounds(n):
     keys, values = draw(n, K), draw(n, V, seed=1)

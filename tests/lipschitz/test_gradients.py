@@ -164,16 +164,6 @@ def test_a_batch_in_which_both_components_win():
         torch.testing.assert_close(x.grad[one], alone.grad, rtol=1e-9, atol=1e-12)
 
 
-def test_an_iteration_has_the_gradient_of_a_factorisation():
-    w, points = matrices(11), draw(N, D, seed=12)
-    grads = []
-    for settings in ({}, {"solver": Lanczos(), "rtol": 1e-10}):
-        x = points.clone().requires_grad_()
-        local_lipschitz(block(w), measure(x, draw(N, seed=13)), **settings).value.backward()
-        grads.append(x.grad)
-    torch.testing.assert_close(grads[1], grads[0], rtol=1e-7, atol=1e-8)
-
-
 def test_atoms_of_weight_0_get_no_gradient():
     x = draw(N, D, seed=21).requires_grad_()
     logs = torch.tensor([0.5, 0.0, 0.25, 0.25], dtype=F64).log().requires_grad_()

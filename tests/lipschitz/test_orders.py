@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, bounds, sampling, split
+from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, bounds, split
 from meanfield.bounds.layer import Layer
 from meanfield.lipschitz import local_lipschitz, local_order
 from tests.attention.input_bounds_oracles import case
@@ -76,21 +76,6 @@ def test_no_displacement_of_split_atoms_is_stretched_more_than_the_upper_end(p, 
         sizes = [(fine.weights * x**p).sum(-1) ** (1 / p) for x in lengths]
     upper = float(local_order(F, mu, p=p).upper)
     assert (sizes[0] <= upper * sizes[1] * (1 + 1e-9)).all()
-
-
-def test_the_constants_that_are_reached():
-    eye = torch.eye(2, dtype=F64)
-    F = SelfAttention(AttentionParameters.from_bilinear(-eye, eye))
-    points = 1.5 * torch.stack([eye[0], -eye[0], eye[1]])
-    mu = ParticleMeasure(
-        points, log_weights=torch.tensor([0.0, 0.0, -30.0]).double().log_softmax(0)
-    )
-    found = local_order(F, mu, p=math.inf)
-    sharp = bounds.mean_field(1.0, 1.0, 1.5, p=math.inf)
-    assert float(found.lower) == pytest.approx(sharp, rel=1e-6)
-    pair = sampling.two_diracs(1.5, -18.0, [1.0, 0.0])
-    lower = bounds.two_dirac_lower(1.0, 1.5, p=1)
-    assert float(local_order(F, pair, p=1.0).lower) >= lower * (1 - 1e-4)
 
 
 def test_absent_atoms_and_bad_arguments():

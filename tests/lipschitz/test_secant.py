@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from fractions import Fraction
 
@@ -12,7 +11,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meanfield import sampling
 from meanfield.attention import AttentionParameters, SelfAttention
 from meanfield.layers import Pointwise
 from meanfield.lipschitz import (
@@ -22,11 +20,9 @@ from meanfield.lipschitz import (
     secant,
     secant_ratio,
 )
-from meanfield.lipschitz.comparison import split_secants
 from meanfield.lipschitz.secant import euclidean_secant_ratio
-from meanfield.measures import ParticleMeasure, split
+from meanfield.measures import ParticleMeasure
 from meanfield.transport import solve_w2
-from tests import oracles
 
 F64 = torch.float64
 
@@ -74,42 +70,6 @@ def test_a_secant_stays_below_the_largest_constant_on_the_path(seed, n, causal):
     largest = float(local_lipschitz(F, path).value.max())
     # The grid of times may miss the maximum by a little.
     assert float(found.lower) <= largest * (1 + 1e-3)
-
-
-def test_the_certified_end_holds_against_the_line_oracle():
-    F = random_layer(3, 1)
-    rng = np.random.default_rng(0)
-    for _ in range(20):
-        x, y = rng.normal(size=(2, 6, 1))
-        a, b = rng.dirichlet(np.ones(6)), rng.dirichlet(np.ones(6))
-        mu, nu = ParticleMeasure(x, a), ParticleMeasure(y, b)
-        found = secant_ratio(F, mu, nu)
-        images = [F(m).points[:, 0].numpy() for m in (mu, nu)]
-        exact = oracles.w2_on_the_line(images[0], a, images[1], b) / oracles.w2_on_the_line(
-            x[:, 0], a, y[:, 0], b
-        )
-        assert float(found.lower) <= float(exact) * (1 + 1e-12)
-        assert float(found.upper) >= float(exact) * (1 - 1e-12)
-        assert float(found.value) == pytest.approx(float(exact), rel=1e-7)
-
-
-def test_splitting_beats_moving_by_a_factor_that_grows_with_the_radius():
-    # Ours: A = −1, the heavy atom at the origin, a light atom at R that gets attention 1/(1 + R²).
-    F = SelfAttention(AttentionParameters.from_bilinear([[-1.0]], [[1.0]]))
-    factors = []
-    for radius in (4.0, 8.0, 16.0):
-        mu = sampling.two_diracs(radius, -2 * math.log(radius), [1.0], heavy_at=0.0)
-        found = local_lipschitz(F, mu)
-        factors.append(float(found.splitting / found.particle))
-        atom, apart = found.splitting_atom, found.splitting_direction
-        secants = split_secants(F, mu, atom, apart, 1e-6 * radius)
-        assert float(secants.wasserstein.value) == pytest.approx(float(found.splitting), rel=1e-4)
-        assert secants.euclidean == pytest.approx(float(found.splitting), rel=1e-4)
-        twice = local_lipschitz(F, split(mu))
-        torch.testing.assert_close(twice.particle, found.splitting)
-    assert factors[0] > 3
-    assert factors[1] > 1.9 * factors[0]
-    assert factors[2] > 1.9 * factors[1]
 
 
 @pytest.mark.parametrize("causal", [False, True])

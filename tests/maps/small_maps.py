@@ -135,7 +135,7 @@ KERNELS = {
     "dot product": kernels.dot_product,
     "l2": kernels.l2,
     "cosine": kernels.cosine(2.0, eps=0.1),
-    "qk norm": kernels.qk_norm(1.2, 0.8),
+    "qk norm": kernels.qk_norm(torch.tensor([[[1.2, 0.9]], [[0.7, 1.1]]], dtype=F64), 0.8),
     "soft cap": kernels.soft_cap(1.5),
     "rotary": kernels.rotary(base=100.0, length=5.0),
     "alibi": kernels.alibi([0.5, 0.25], length=5.0),

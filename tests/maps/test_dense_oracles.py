@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -45,15 +43,6 @@ def test_the_jacobian_formula_is_the_complex_step(problem):
         lambda Y: oracles.attention_map(Y, logs, fields, **mask), points
     )
     np.testing.assert_allclose(formula, stepped, atol=1e-10 * (1 + np.abs(formula).max()))
-
-
-def test_w2_on_the_line_is_the_quantile_distance():
-    rng = np.random.default_rng(18)
-    x, y = rng.normal(size=4), rng.normal(size=6)
-    a, b = rng.multinomial(12, np.ones(4) / 4) / 12, rng.multinomial(12, np.ones(6) / 6) / 12
-    quantiles = [np.sort(np.repeat(p, np.rint(12 * w).astype(int))) for p, w in ((x, a), (y, b))]
-    expected = math.sqrt(np.mean((quantiles[0] - quantiles[1]) ** 2))
-    assert oracles.w2_on_the_line(x, a, y, b) == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize(("n", "n_light"), [(2, 1), (3, 1), (3, 2)])

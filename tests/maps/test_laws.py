@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from meanfield import attention, dynamics, layers
 from meanfield.lipschitz import local_lipschitz
 from meanfield.maps import Map, linearize
 from meanfield.maps.map import as_map
-from meanfield.measures import ParticleMeasure, stack
+from meanfield.measures import ParticleMeasure, split, stack
 from tests.maps import small_maps as small
 from tests.maps.small_maps import (
     F64,
@@ -160,6 +161,16 @@ def test_heads_add_up(name):
 
 
 @pytest.mark.parametrize("name", MAPS)
+def test_the_constant_is_the_norm_where_every_atom_is_stored_twice(name):
+    F = a_map(name)
+    mu = clouds_for(F)
+    constant, doubled = (float(local_lipschitz(F, nu).value) for nu in (mu, split(mu)))
+    twice = linearize(F, split(mu), geometry="wasserstein").atoms.to_dense()
+    norm = float(torch.linalg.matrix_norm(twice, 2))
+    assert [constant, doubled] == pytest.approx([norm, norm], rel=1e-8)
+
+
+@pytest.mark.parametrize("name", MAPS)
 def test_no_local_constant_is_above_the_bound_at_its_place(name):
     F = a_map(name)
     mu = stack([clouds_for(F), clouds_for(F, hard=True)])
@@ -168,26 +179,39 @@ def test_no_local_constant_is_above_the_bound_at_its_place(name):
     assert (local_lipschitz(F, mu).value <= upper * (1 + 1e-9)).all()
 
 
+def divided(mu):
+    """Every atom in two parts, one of them light."""
+    shares = torch.tensor([-8.0, math.log1p(-math.exp(-8.0))], dtype=F64)
+    return ParticleMeasure(
+        mu.points.repeat_interleave(2, -2),
+        log_weights=(mu.log_weights[:, None] + shares).flatten(),
+        positions=mu.positions.repeat_interleave(2, -1),
+    )
+
+
 @pytest.mark.parametrize("name", MAPS)
-def test_ball_bounds_hold_for_all_that_is_drawn_and_have_the_shape_of_the_radii(name):
+@pytest.mark.parametrize("splitting", [False, True])
+def test_ball_bounds_hold_for_all_that_is_drawn_and_have_the_shape_of_the_radii(name, splitting):
     F = a_map(name)
     mu = clouds_for(F)
     radii = torch.tensor([0.0, 0.01, 0.1], dtype=F64)[:, None].expand(3, 5)
-    near = declared(lambda: F.ball_bounds(mu, radii, splitting=False))
+    near = declared(lambda: F.ball_bounds(mu, radii, splitting=splitting))
     assert near.constant.shape == near.change.shape == near.upper.shape == (3,)
     assert near.displacement.shape == (3, 5)
-    at, image = dense_atoms(F, mu), F(mu).points
+    inner = divided(mu) if splitting else mu
+    away = near.displacement.repeat_interleave(inner.n_particles // 5, -1)
+    at, image = dense_atoms(F, inner), F(inner).points
     room = 1 + 1e-8
     assert float(torch.linalg.matrix_norm(at, 2)) <= float(near.constant[0]) * room
     for k, seed in ((0, 0), (1, 1), (2, 0), (2, 2)):
-        step = draw(*mu.points.shape, seed=seed + 20)
+        step = draw(*inner.points.shape, seed=seed + 20)
         step = step / step.norm(dim=-1, keepdim=True) * float(radii[k, 0])
-        nu = mu.replace(mu.points + step)
+        nu = inner.replace(inner.points + step)
         change = torch.linalg.matrix_norm(dense_atoms(F, nu) - at, 2)
         moved = (F(nu).points - image).norm(dim=-1)
         assert float(local_lipschitz(F, nu).value) <= float(near.upper[k]) * room
         assert float(change) <= float(near.change[k]) * room + 1e-10
-        assert (moved <= near.displacement[k] * room + 1e-12).all()
+        assert (moved <= away[k] * room + 1e-12).all()
 
 
 def test_every_map_that_is_exported_is_in_the_table():
