@@ -129,6 +129,12 @@ class Layer:
         bias = None if par.key_bias is None else par.per_head(par.key_bias)
         return np.linalg.norm(self._pulled(bias, par.query), axis=-1)
 
+    @cached_property
+    def has_centred_values(self) -> bool:
+        """Whether the values of 0 are 0: they have no bias, nor has a norm before them."""
+        bias = self.parameters.value_bias
+        return bias is None or not as_floats(bias).any()
+
     def effective_A(self, radius: Any) -> np.ndarray:
         """‖A_h‖ + |c_h|/R, shape (..., H): stands in for ‖A_h‖ where there is a query bias.
 

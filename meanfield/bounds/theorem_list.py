@@ -62,6 +62,10 @@ _ON_CIRCLE = Ask("there is no circle on the line", lambda q: q.sphere_dim >= 1)
 _ONE_HEAD = Ask("several heads may cancel", lambda q: len(q.layer.norm_A) == 1)
 _UNBIASED = Ask("a query bias moves the witness", lambda q: not q.layer.shift.any())
 _NO_KEY_BIAS = Ask("a key bias moves scores past the sink", lambda q: not q.layer.key_shift.any())
+_NO_VALUE_BIAS = Ask(
+    "a bias of the values moves with the mass that a query gives to the atoms",
+    lambda q: q.layer.has_centred_values,
+)
 _EIGEN = Ask("A has no real eigenvalue but 0", lambda q: bool(q.eigenpairs))
 _SEVERAL = Ask("there is one token alone", lambda q: q.tokens >= 2)
 _FEW = Ask("too many tokens for one to matter", is_far_enough)
@@ -225,14 +229,14 @@ OF_OTHER_SCORES = {
     "sink": [
         _upper(
             ("null key", "upper", _PLAIN, "measures on B_R", OURS),
-            (_UNMASKED, _NO_KEY_BIAS),
+            (_UNMASKED, _NO_KEY_BIAS, _NO_VALUE_BIAS),
             _sink,
         )
     ],
     "sigmoid": _both(
         "sigmoid",
         "points in B_R, averaged",
-        (),
+        (_NO_VALUE_BIAS,),
         lambda q, causal: q.joined(sigmoid_mean_field, key_shift=q.layer.key_shift),
     ),
     "other": _both("bounded scores", "points in B_R, any positions", (_SIZED,), _bounded),

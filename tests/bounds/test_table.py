@@ -251,6 +251,26 @@ def test_no_constant_under_another_normalisation_exceeds_its_row(rows, seed, d, 
     assert 0 < float(found.max()) <= row.value
 
 
+@pytest.mark.parametrize(
+    ("normalization", "causal"), [(sigmoid, False), (sigmoid, True), (sink(0.0), False)]
+)
+def test_a_bias_of_values_that_weights_do_not_leave_has_no_row(normalization, causal):
+    """The rows said 1.5 and 3.0 where the constants are 20 and 42."""
+    par = AttentionParameters([[1.0]], [[1.0]], [[1.0]], [[[1.0]]], value_bias=[[100.0]])
+    biased = SelfAttention(par, causal=causal, normalization=normalization)
+    Q = np.eye(2, 3)
+    par = AttentionParameters(Q, Q, np.eye(3), np.eye(3)[None])
+    after = SelfAttention(par, causal=causal, normalization=normalization)
+    behind = Chain([LayerNorm([1.0, 1.0, 1.0], [0.0, 0.0, 100.0], 0.1), after])
+    points = ([[1.0], [-1.0]], [[0.5, 0.0, -0.5], [-0.5, 0.5, 0.0]])
+    for F, x in zip((biased, behind), points, strict=True):
+        constant = float(local_lipschitz(F, ParticleMeasure.from_sequence(x)).value)
+        said = [row for row in bounds.table(F, 1.0) if row.of.startswith(("W₂", "d₂"))]
+        upper = [row for row in said if row.applicable and row.side == "upper"]
+        assert all(row.value >= constant for row in upper)
+        assert any("a bias of the values moves" in row.reason for row in said)
+
+
 def test_a_null_key_halves_the_exponent():
     c = np.array([1.0, 4.0, 9.0, 16.0])
     root = np.hypot(1, c)
