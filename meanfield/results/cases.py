@@ -111,7 +111,7 @@ def answered(ds: xr.Dataset) -> xr.Dataset:
     return ds if finished.all() else ds.isel(case=np.flatnonzero(finished))
 
 
-def pack(columns: Columns, identity: str, replaced: Sequence[str] = ()) -> memoryview:
+def pack(columns: Columns, identity: str, replaced: Sequence[str] = ()) -> bytes:
     """Cases as the content of an ``.npz`` file, with their digest.
 
     Args:
@@ -129,7 +129,7 @@ def pack(columns: Columns, identity: str, replaced: Sequence[str] = ()) -> memor
             arrays[f"numbers {name}"] = column
     content = io.BytesIO()
     np.savez(content, allow_pickle=False, **{DIGEST: np.array(digest_of(arrays))}, **arrays)
-    return content.getbuffer()
+    return content.getvalue()
 
 
 def unpack(file: Path, labels: Labels) -> tuple[dict[str, np.ndarray], str, list[str]]:
