@@ -121,13 +121,13 @@ def _found_below(name: str) -> str:
     """Where a name is that lives one module down, or the nearest name here, for a message."""
     if name.startswith("_"):  # asked by tools, in every module
         return ""
-    from meanfield.checks import suggestion
+    from meanfield.habits import name_hint
 
     places = [f"meanfield.{package}" for package in __all__ if package not in _HOMES]
     found = [one for one in places if name in importlib.import_module(one).__all__]
     if found:
         return "; it is " + " or ".join(f"{place}.{name}" for place in found)
-    return suggestion(name, __all__)
+    return name_hint(name, __all__)
 
 
 def __dir__() -> list[str]:

@@ -16,14 +16,15 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import meanfield
 from meanfield.checks import count, suggestion
 from meanfield.errors import NoCases
 from meanfield.experiments import EXPERIMENTS, get, question_of
+from meanfield.habits import sentence_of
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -49,6 +50,22 @@ _RUN = "the .sweep, .zarr or .nc of a run"
 _OUT = "folder for the store, the Dataset and the figures (default: results)"
 _ANSWER = ".npy or .npz named by its problem, or a folder of such (see transport.grade)"
 _ANY = "the store of a sweep, or the .zarr or .nc of a Dataset"
+_SET = "--set 'radii=[1.0, 2.0]'"
+_NAME = "one NAME of `meanfield list`; each setting has a --set of its own: "
+# Options of other programs, the option that a command has to have, and what is written here.
+_WRITTEN = (
+    ("NAME", "--set", _NAME + _SET),
+    ("--seed --seeds", "--set", "--set seed=1"),
+    ("--fast --small --test", "--quick", "--quick"),
+    ("-j --jobs --n-jobs --processes", "--workers", "--workers N"),
+    ("--no-plots --no-plot", "--no-figures", "--no-figures"),
+    ("--force --overwrite --resume --restart", "--out", "a run goes on; another has an --out"),
+    ("--device --gpu --cuda --dtype", "--set", "experiments run on the CPU, in float64"),
+    ("--dry-run", "--quick", "--quick, a run of seconds"),
+    ("--print-config --show-config", "--set", "an unknown --set is answered with all settings"),
+    ("--open --show", "--out", "the last line names the file to open"),
+    ("-v --verbose --debug", "", "-v stands before the command: meanfield -v COMMAND"),
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -64,10 +81,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"expected one of {listed}, got {command!r}{suggestion(command, commands)}")
     options, unknown = parser.parse_known_args(given)
     if unknown:
-        hint = "; each setting has a --set of its own" if "=" in unknown[0].lstrip("-") else ""
-        parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+        commands[command].error(f"unrecognized arguments: {' '.join(unknown)}")
     with _logging_to_stderr(options.verbose), _ending_by_signal():
         return _act(options)
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors say what is written here."""
+
+    def error(self, message: str) -> NoReturn:
+        """End with exit code 2, the usage, and the message."""
+        kind, _, words = message.partition(": ")
+        known, hint = self._option_string_actions, ""
+        if kind in ("unrecognized arguments", "the following arguments are required"):
+            word = words.split()[0].partition("=")[0] if words.startswith("-") else "NAME"
+            near = "; it stands behind the command" if word in known else suggestion(word, known)
+            hint = sentence_of(_WRITTEN, word, set(known)) or near
+        super().error(message + hint)
 
 
 class _Ended(KeyboardInterrupt):
@@ -111,15 +141,15 @@ def _act(options: argparse.Namespace) -> int:
         return 1
 
 
-def _parser() -> tuple[argparse.ArgumentParser, Iterable[str]]:
-    """The parser, and the names of its commands."""
-    parser = argparse.ArgumentParser(
+def _parser() -> tuple[_Parser, Mapping[str, _Parser]]:
+    """The parser, and those of its commands."""
+    parser = _Parser(
         prog="meanfield",
         allow_abbrev=False,  # --n would be --no-figures
         description="Self-attention as a map of measures: Lipschitz constants and transport.",
     )
     parser.add_argument("-v", "--verbose", action="store_true", help="log more, show tracebacks")
-    parser.add_argument("--version", action="version", version=meanfield.__version__)
+    parser.add_argument("-V", "--version", action="version", version=meanfield.__version__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     def command(name: str, action: Any, words: str, store: str = "") -> argparse.ArgumentParser:
@@ -156,7 +186,7 @@ def _add_run(run: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="change a setting, for example --set 'radii=[1.0, 2.0]' (a TOML value; repeatable; "
+        help="change a setting, for example " + _SET + " (a TOML value; repeatable; "
         "an unknown KEY is answered with those there are)",
     )
     run.add_argument("--config", type=Path, metavar="FILE", help="settings from a TOML file")
@@ -420,7 +450,7 @@ def _grade(options: argparse.Namespace) -> int:
         files = sorted(file for file in options.path.iterdir() if file.suffix in SUFFIXES)
         if not files:
             raise ValueError(f"{options.path}: expected files {' or '.join(SUFFIXES)}, got none")
-    _say(f"{'file':32} {'lower':>16} {'upper':>16} {'plan off':>9} {'pot. off':>9}  blame")
+    head = f"{'file':32} {'lower':>16} {'upper':>16} {'plan off':>9} {'pot. off':>9}  blame\n"
     failed = []
     for file in files:
         try:
@@ -431,7 +461,8 @@ def _grade(options: argparse.Namespace) -> int:
             continue
         ends = f"{found.lower:16.10g} {found.upper:16.10g}"
         errors = f"{found.plan_error:9.1e} {found.potentials_error:9.1e}"
-        _say(f"{found.file:32} {ends} {errors}  {found.blame}")
+        _say(f"{head}{found.file:32} {ends} {errors}  {found.blame}")
+        head = ""
     return 0 if not failed else 3 if options.path.is_dir() else 1
 
 

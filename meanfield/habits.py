@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -94,6 +95,24 @@ _MEMBERS = (
     ("plot scatter show", "", "figures are in meanfield.figures"),
 )
 
+# Likewise of names that a module lacks: the words, a name that it has, and the sentence.
+_NAMES = (
+    ("emd emd2 ot wasserstein W2", "w2", "w2(x, y) is the distance, solve_w2(x, y) has the plan"),
+    ("sliced_wasserstein", "w2", "w2 is the distance itself, also of large clouds"),
+    ("sinkhorn sinkhorn2", "", "transport.sinkhorn_divergence, transport.sinkhorn_plan"),
+    ("seed set_seed manual_seed", "", "generator=, an integer, or torch.manual_seed"),
+    ("gaussian normal randn", "ball", "ParticleMeasure(torch.randn(n, d))"),
+    ("run", "EXPERIMENTS", "experiments.get(name).run()"),
+    ("from_pretrained load_model AutoModel", "", "pretrained.load(name_or_path)"),
+)
+# What is written where such a call is refused.
+_FORMS = {
+    "Chain": "; the maps are in a list: Chain([F, G])",
+    "MLP": "; of two layers: MLP(first.weight, second.weight, first.bias, second.bias)",
+    "LayerNorm": "; of a module: LayerNorm(module.weight, module.bias, module.eps)",
+    "RMSNorm": "; of a module: RMSNorm(module.weight, module.eps)",
+}
+
 
 class Hinted:
     """Base of values that answer a missing member with what it is called here."""
@@ -104,7 +123,7 @@ class Hinted:
             hint = ""
             if not name.startswith("_"):  # those are asked for by Python and by tools
                 members = {one for one in dir(self) if not one.startswith("_")}
-                hint = _sentence(_MEMBERS, name, members) or suggestion(name, members)
+                hint = sentence_of(_MEMBERS, name, members) or suggestion(name, members)
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}{hint}")
 
 
@@ -124,11 +143,17 @@ def with_hints(function: _Called) -> _Called:
     listed = [name for name in own if name not in ("self", "cls")]
     places = [name for name, one in own.items() if one.kind is one.POSITIONAL_OR_KEYWORD]
     is_distance = places == ["mu", "nu"] and "weights" in known
+    form = _FORMS.get(where, "")
 
     @functools.wraps(function)
     def hinted(*args: Any, **kwargs: Any) -> Any:
         if kwargs.keys() <= known and len(args) <= len(places):
-            return function(*args, **kwargs)
+            try:
+                return function(*args, **kwargs)
+            except (TypeError, ValueError) as error:
+                if form:
+                    error.args = (f"{error}{form}",)
+                raise
         if is_distance and len(args) > 2:
             raise TypeError(
                 f"{where}: expected two measures, got {len(args)} positional arguments. In the "
@@ -141,16 +166,34 @@ def with_hints(function: _Called) -> _Called:
             own_self = len(own) - len(listed)
             raise TypeError(
                 f"{where}: expected at most {len(places) - own_self} arguments without a name, "
-                f"got {len(args) - own_self}; by name: {', '.join(named) or 'none'}"
+                f"got {len(args) - own_self}; by name: {', '.join(named) or 'none'}{form}"
             )
         word = next(name for name in kwargs if name not in known)
-        hint = _sentence(_WORDS, word, known) or suggestion(word, known)
+        hint = sentence_of(_WORDS, word, known) or suggestion(word, known)
         raise TypeError(f"{where}: expected some of {', '.join(listed)}, got {word}={hint}")
 
     return hinted  # type: ignore[return-value]
 
 
-def _sentence(rows: Iterable[tuple[str, str, str]], word: str, known: set[str]) -> str:
+def hint_names(module: str, names: Iterable[str]) -> None:
+    """Let a module answer a name that it lacks with what it is called here."""
+
+    def missing(name: str) -> Any:
+        hint = name_hint(name, names)
+        raise AttributeError(f"module {module!r} has no attribute {name!r}{hint}")
+
+    vars(sys.modules[module])["__getattr__"] = missing
+
+
+def name_hint(name: str, names: Iterable[str]) -> str:
+    """The end of a message on a name that a module of these names lacks."""
+    if name.startswith("_"):  # asked for by tools, in every module
+        return ""
+    return sentence_of(_NAMES, name, set(names)) or suggestion(name, names)
+
+
+def sentence_of(rows: Iterable[tuple[str, str, str]], word: str, known: set[str]) -> str:
+    """The end of a message: the sentence of the first row that fits, or nothing."""
     for words, needed, sentence in rows:
         if word in words.split() and (not needed or needed in known):
             return f"; {sentence}"

@@ -326,6 +326,8 @@ def check_measure(mu: object, name: str = "mu", *, finite: bool = True) -> Parti
     """
     if not isinstance(mu, ParticleMeasure):
         hint = "wrap points as ParticleMeasure(points) or ParticleMeasure.from_sequence(points)"
+        if isinstance(mu, list) and any(isinstance(one, ParticleMeasure) for one in mu):
+            hint = "stack([mu, nu]) makes a batch of them"
         if type(mu).__name__ == "Dataset":
             hint = "dynamics.measure_at(ds, -1) is the measure at the last time of a flow"
         raise TypeError(f"{name}: expected a ParticleMeasure, got {describe(mu)}; {hint}")
@@ -376,9 +378,12 @@ def pushforward(
         ValueError: if T does not return one point per particle, or positions are asked of a
             measure that has none.
     """
-    check_measure(mu, finite=False)
     if not callable(transport) or isinstance(transport, type):
-        raise TypeError(f"transport: expected a function of points, got {describe(transport)}")
+        raise TypeError(
+            f"transport: expected a function of points, got {describe(transport)}; the order is "
+            "pushforward(T, mu)"
+        )
+    check_measure(mu, finite=False)
     use_positions = as_bool(use_positions, "use_positions")
     arguments = (mu.points, check_positioned(mu)) if use_positions else (mu.points,)
     return mu.replace(called(transport, arguments, "transport: expected a function of points"))

@@ -18,7 +18,7 @@ from meanfield.checks import (
     count,
     number,
 )
-from meanfield.habits import with_hints
+from meanfield.habits import hint_names, with_hints
 from meanfield.measures import ParticleMeasure
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "sphere",
     "two_diracs",
 ]
+hint_names(__name__, __all__)
 
 
 class CriticalPair(NamedTuple):

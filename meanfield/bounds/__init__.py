@@ -63,6 +63,7 @@ from meanfield.bounds.theorems import (
     theorem_3_3,
     theorem_3_5,
 )
+from meanfield.habits import hint_names
 
 # What is imported `as` itself is not in the list, but may be taken from here as well.
 __all__ = [
@@ -86,3 +87,4 @@ __all__ = [
     "two_dirac_best_log_ratio",
     "two_dirac_lower",
 ]
+hint_names(__name__, __all__)

@@ -17,12 +17,13 @@ _LARGEST = 750.0  # e^c is no float64 beyond
 
 
 def sphere_mean_field(norm_A: Any, norm_V: Any, radius: Any, *, shift: Any = 0.0) -> Any:
-    """‖V‖Λ(D_S(c), √(1+c²), ‖A‖R²): attention on B_R whose atoms move across themselves.
+    """‖V‖Λ(min(D_S, D), √(1+c²), ‖A‖R²): attention on B_R whose atoms move across themselves.
 
-    With Λ of `mean_field`, and f(y) ⟂ y. So they move behind LayerNorm or RMSNorm (R = √d, the
-    gain absorbed into A and V, ε = 0): there the constant at an input is at most this over the
-    least spread of its points. It bounds ‖T + S‖ on tangential displacements in L²(μ), plain
-    attention, as `mean_field` does on all; the exponential stays, a factor of √(ec/2) goes.
+    With Λ and D(c) of `mean_field`, D_S(c) of `tangential_norm`, the smaller from c = 1.21
+    on, and f(y) ⟂ y. So they move behind LayerNorm or RMSNorm (R = √d, the gain absorbed into A
+    and V, ε = 0): there the constant at an input is at most this over the least spread of its
+    points. It bounds ‖T + S‖ on tangential displacements in L²(μ), plain attention, as
+    `mean_field` does on all; the exponential stays, a factor of √(ec/2) goes.
     `sphere_two_dirac_lower` is 0.6 times it.
 
     Args:

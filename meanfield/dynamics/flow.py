@@ -11,7 +11,7 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from meanfield.checks import count, name_of, number, to_host, without_autocast
+from meanfield.checks import count, describe, name_of, number, to_host, without_autocast
 from meanfield.dynamics.integrators import Adaptive, integrator_of
 from meanfield.dynamics.trajectories import TIME, FlowProblem, checked_times
 from meanfield.habits import with_hints
@@ -104,6 +104,8 @@ def flow(
 
 
 def _labelled(observe: Mapping[str | Variable, Callable[..., Any]]) -> Observables:
+    if not isinstance(observe, Mapping):
+        raise TypeError(f'observe: expected {{"name": function}}, got {describe(observe)}')
     labelled = {
         Variable.unlabelled(key) if isinstance(key, str) else key: function
         for key, function in observe.items()

@@ -17,11 +17,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from meanfield.checks import choice
+from meanfield.habits import hint_names
 
 if TYPE_CHECKING:
     from meanfield.experiments.experiment import Experiment
 
 __all__ = ["EXPERIMENTS", "get"]
+hint_names(__name__, __all__)
 
 
 # By name, in the order of the list: what each shows of the papers, if anything. The name of the

@@ -141,7 +141,7 @@ class Experiment:
         Raises:
             TypeError: settings of another kind, or given one by one.
         """
-        if own := sorted(set(how) & set(vars(self.settings)) - {"seed"}):
+        if own := sorted(set(how) & set(vars(self.settings))):
             raise TypeError(
                 f"run: expected settings as one value, got {', '.join(own)}; write "
                 f"run(dataclasses.replace(experiment.settings, {own[0]}=…))"

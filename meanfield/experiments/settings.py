@@ -101,7 +101,7 @@ def read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"configuration {path}: {error}") from None
+        raise ValueError(f"configuration {path}: expected TOML, got: {error}") from None
 
 
 def override(settings: Any, changes: Mapping[str, Any], texts: Iterable[str] = ()) -> Any:

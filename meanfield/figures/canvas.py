@@ -121,8 +121,11 @@ def figure(*columns: str) -> Callable[[Draw], Draw]:
 
             ds = drawable(draw.__name__, ds, columns)
             for given in settings.keys() - own.parameters.keys():
-                nearest = suggestion(given, [*own.parameters, "legend", "title"])
-                raise TypeError(f"{draw.__name__}: got the unknown option {given!r}{nearest}")
+                names = [*own.parameters, "legend", "title"][1:]
+                raise TypeError(
+                    f"{draw.__name__}: expected some of {', '.join(names)}, got "
+                    f"{given}={suggestion(given, names)}"
+                )
             canvas = axes(ax)
             known = set(canvas.get_lines())
             draw(ds, ax=canvas, **settings)

@@ -9,6 +9,7 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor
 
+from meanfield.habits import with_hints
 from meanfield.images import image_of
 from meanfield.layers.composition import Composite
 from meanfield.maps import BallBounds, Linearisation, Map, linearize
@@ -17,6 +18,7 @@ from meanfield.maps.map import certain_norm, derivative_if_any, has_blocks
 from meanfield.measures import MeasureMap, ParticleMeasure
 
 
+@with_hints
 @final
 @dataclass(frozen=True, eq=False, init=False)
 class Chain(Composite):

@@ -21,6 +21,7 @@ from meanfield.checks import (
     is_traced,
 )
 from meanfield.errors import NoDerivativeError
+from meanfield.habits import with_hints
 from meanfield.layers.particlewise import Particlewise, Product, present_rows
 from meanfield.maps import BallBounds, expanded_radii
 from meanfield.maps.map import scaled_radii
@@ -72,6 +73,7 @@ ACTIVATIONS: dict[str, Activation] = {
 }
 
 
+@with_hints
 @final
 @dataclass(frozen=True, eq=False)
 class MLP(Particlewise):

@@ -17,6 +17,7 @@ from meanfield.checks import (
     is_traced,
     number,
 )
+from meanfield.habits import with_hints
 from meanfield.layers.particlewise import Particlewise, Product, present_rows
 from meanfield.linalg.blocks import Metric
 from meanfield.linalg.vectors import units
@@ -161,6 +162,7 @@ class _Norm(Particlewise):
         return z / spread, spread * unit
 
 
+@with_hints
 @final
 @dataclass(frozen=True, eq=False, repr=False)
 class LayerNorm(_Norm):
@@ -186,6 +188,7 @@ class LayerNorm(_Norm):
     _centred = True
 
 
+@with_hints
 @final
 @dataclass(frozen=True, eq=False, repr=False)
 class RMSNorm(_Norm):

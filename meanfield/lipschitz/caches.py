@@ -28,7 +28,7 @@ _ENTRIES = 2**24
 
 
 class CacheError(Answer, noun="cache_error", title="Error of a smaller cache"):
-    """What attention to another cache changes; tensors of shape ``(heads, m)``.
+    """What attention to another cache changes; ``(heads, m)``, or ``(m,)`` for queries ``(m, k)``.
 
     Attributes:
         value: |o(x) − ô(x)| is at most this for every x within ε of the query.

@@ -16,7 +16,9 @@ share is in ``modules.py``.
 Needs the extra ``models`` (transformers). Nothing is downloaded unless asked for.
 """
 
+from meanfield.habits import hint_names
 from meanfield.pretrained.loading import load, read
 from meanfield.pretrained.transformer import Transformer
 
 __all__ = ["Transformer", "load", "read"]
+hint_names(__name__, __all__)

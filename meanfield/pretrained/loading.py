@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from meanfield.checks import as_bool, as_dtype, as_path, check_move, describe, suggestion
+from meanfield.checks import as_bool, as_dtype, as_path, check_move, count, describe, suggestion
 from meanfield.errors import MissingExtraError
 from meanfield.habits import with_hints
 from meanfield.pretrained.family import Family
@@ -216,7 +216,7 @@ def _random(name: str, causal: bool | None, seed: int, changes: dict[str, Any]) 
         model_config._attn_implementation = model_config._experts_implementation = "eager"
     masked = _set_mask(model_config, family, causal)
     with torch.random.fork_rng(devices=[]), quiet():
-        torch.manual_seed(seed)
+        torch.manual_seed(count(seed, "seed", least=0, most=2**64 - 1))
         model = model_class(model_config, **family.model_arguments)
     return Transformer(name, family, masked, _ready(model), WORDS)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -16,7 +16,18 @@ from meanfield.pretrained.model_files import quiet
 from meanfield.pretrained.model_inputs import ModelInputs, Runs
 
 _SAMPLE_LENGTH = 7
-WORDS = "words"  # in the place of a tokenizer: words are numbered as they appear
+
+
+class _Words(str):
+    """What stands in the place of a tokenizer, and is asked like one."""
+
+    __slots__ = ()
+
+    def __call__(self, *texts: Any, **how: Any) -> NoReturn:
+        raise TypeError(f"tokenizer: expected one, got {self!r}; source.encode(text) has the ids")
+
+
+WORDS = _Words("words")  # words are numbered as they appear
 # What a tokenizer returns and a model can take here.
 _ENCODED = ("input_ids", "attention_mask", "token_type_ids")
 

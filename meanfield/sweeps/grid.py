@@ -47,8 +47,8 @@ def cases_of(grid: Grid) -> list[Case]:
         listed = isinstance(grid, Sequence) and not isinstance(grid, (str, bytes))
         if not listed or not all(isinstance(case, Mapping) for case in grid):
             raise TypeError(
-                "grid: expected a dict from parameter name to values, or a list of dicts, got "
-                f"{describe(grid)}"
+                "grid: expected a dict from parameter name to values, or a list of dicts, as of "
+                f'table.to_dict("records"), got {describe(grid)}'
             )
         cases = [{str(n): _plain(str(n), v) for n, v in case.items()} for case in grid]
         _refuse_twins(cases)

@@ -31,6 +31,7 @@ NumPy arrays in, NumPy arrays out; everything else comes back as tensors. In the
 
 from __future__ import annotations
 
+from meanfield.habits import hint_names
 from meanfield.transport.conditional import solve_conditional_w2
 from meanfield.transport.coupling import Coupling
 from meanfield.transport.entropic import conditional_sinkhorn_divergence, sinkhorn_divergence
@@ -59,3 +60,4 @@ __all__ = [
     "w2",
     "wp",
 ]
+hint_names(__name__, __all__)

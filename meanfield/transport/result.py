@@ -22,7 +22,6 @@ from meanfield.transport.certificate import Interval, joined_names
 from meanfield.transport.coupling import Coupling, alike
 from meanfield.transport.pairs import Pair
 from meanfield.transport.problem import Problem
-from meanfield.transport.proof import write_proof
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -146,6 +145,8 @@ class TransportResult(Answer, noun="distance", title="Wasserstein distance"):
             >>> order, float(lower), float(upper)
             (2, 3.0, 3.0)
         """
+        from meanfield.transport.proof import write_proof  # or `python -m` has the checker twice
+
         path = as_path(path)
         if path.suffix != ".proof":
             raise ValueError(f"path: expected a name that ends in .proof, got {path.name!r}")

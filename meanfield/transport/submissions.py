@@ -60,6 +60,7 @@ def grade(path: str | os.PathLike[str]) -> Grade:
             ``p`` (by default uniform, and 2).
 
     Raises:
+        FileNotFoundError: there is no such file.
         ValueError: a damaged file, an unknown name, and what `certify` refuses.
 
     Example:
@@ -133,7 +134,9 @@ def _read(path: Path) -> dict[str, Any]:
     """The arrays of a file, by their names; nothing in it is executed."""
     from scipy.sparse import load_npz
 
-    if path.suffix not in SUFFIXES or not path.is_file():
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: there is no such file")
+    if path.suffix not in SUFFIXES:
         raise ValueError(f"expected a file that ends in {' or '.join(SUFFIXES)}")
     try:
         with path.open("rb") as file:  # which NumPy leaves open where it is damaged

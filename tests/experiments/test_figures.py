@@ -188,7 +188,7 @@ def test_title_and_legend_are_the_caller_s(ds):
 
 
 def test_an_unknown_option_is_named_with_the_nearest(ds):
-    with pytest.raises(TypeError, match=r"against radius: .*'legnd'.*'legend'"):
+    with pytest.raises(TypeError, match=r"against radius: .*got legnd=; did you mean 'legend'"):
         FIGURES["splitting"](ds, legnd=False)
     with pytest.raises(TypeError, match=r"ds: expected an xarray.Dataset, got None"):
         FIGURES["splitting"](None)

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 
+import meanfield
 from meanfield import AttentionParameters, SelfAttention, checks, habits
 from meanfield.checks import as_float_tensor
 from meanfield.linalg.evidence import NormEstimate
@@ -169,6 +170,28 @@ def test_a_misspelt_name_is_answered_with_the_nearest():
         ('ParticleMeasure(x, wieghts=a)', "ParticleMeasure: .*did you mean 'weights'"),
         ('meanfield.certify(x, y)', "or meanfield.transport.certify"),
         ('meanfield.local_lipshitz(F, mu)', "did you mean 'local_lipschitz'"),
+        ("meanfield.W2(x, y)", r"w2\(x, y\) is the distance"),
+        ("meanfield.wasserstein(x, y)", r"w2\(x, y\) is the distance"),
+        ("meanfield.set_seed(0)", "'set_seed'; generator=, an integer"),
+        ("transport.emd(a, a, x)", r"solve_w2\(x, y\) has the plan"),
+        ("transport.sliced_wasserstein(x, y)", "; w2 is the distance itself"),
+        ("transport.sinkhorn(a, a, x, 1.0)", "; transport.sinkhorn_divergence"),
+        ("bounds.prop_3_4(2, 1, 1)", "did you mean 'proposition_3_4'"),
+        ("sampling.gaussian(9, 2)", r"ParticleMeasure\(torch.randn\(n, d\)\)"),
+        ('experiments.run("two-dirac")', r"; experiments.get\(name\).run\(\)"),
+        ('experiments.get("two-dirac").run(seed=3)', "replace.experiment.settings, seed="),
+        ('pretrained.from_pretrained("gpt2")', r"; pretrained.load\("),
+        ('pretrained.load("random:bert", seed=None)', "seed: expected a whole number"),
+        ("layers.MLP(torch.nn.Sequential(torch.nn.GELU()))", r"MLP\(first.weight, second.w"),
+        ("layers.Chain(F, F)", r"; the maps are in a list: Chain\(\[F, G\]\)"),
+        ("layers.LayerNorm(8)", r"; of a module: LayerNorm\(module.weight"),
+        ("layers.LayerNorm(torch.nn.LayerNorm(8))", r"; of a module: LayerNorm\(module.weight"),
+        ("layers.RMSNorm(torch.nn.LayerNorm(8))", r"; of a module: RMSNorm\(module.weight"),
+        ("dynamics.flow(F, mu, [0.0, 1.0], observe=[f])", 'expected {"name": function}, got list'),
+        ('figures.plot_growth(ds, y="y", color="red")', "some of ax, x, y, by, bounds, legend"),
+        ("sweep(f, frame_of_x)", r'table.to_dict\("records"\), got DataFrame'),
+        ("pushforward(mu, torch.tanh)", r"got ParticleMeasure; the order is pushforward\(T, mu\)"),
+        ("local_lipschitz(F, [mu, mu])", r"; stack\(\[mu, nu\]\) makes a batch"),
     ],
 )  # fmt: skip
 def test_words_of_neighbours_are_answered_with_ours(call, said):
@@ -187,6 +210,12 @@ def test_words_of_neighbours_are_answered_with_ours(call, said):
         ("mu.shape", "n_particles, .dim"),
         ("mu.cuda()", r"\.to\(device, dtype\)"),
         ("F.attention_matrix(mu)", r"\.plan\(mu\)\.weights"),
+        ("encoder().layers[0]", r"; .block\(l\)"),
+        ("encoder().encoder", r"; .block\(l\)"),
+        ("encoder().embed(x)", r"; .embeddings\(tokens\)"),
+        ("encoder().hidden_states(x)", r"; .embeddings\(tokens\)"),
+        ("encoder()(x)", r"source.network\(\)\(source.embeddings\(text\)\)"),
+        ("local_lipschitz(encoder(), mu)", r"; source.attention\(layer\) makes one"),
         ("mixture(mu, mu)", r"expected a list of measures, \[mu, nu\]"),
     ],
 )  # fmt: skip
@@ -202,6 +231,13 @@ def test_every_sentence_for_members_speaks_of_members_that_exist():
     for words, needed, sentence in habits._MEMBERS:
         named = re.findall(r"(?<=[ (])\.([a-z_]+)", f" {sentence}")
         assert words and {*named, needed or "to"} <= known, sentence
+
+
+def test_every_sentence_for_names_and_calls_speaks_of_names_that_exist():
+    known = {*public_names(), *meanfield.__all__, *meanfield.experiments.__all__}
+    for words, needed, sentence in habits._NAMES:
+        assert words and sentence and (not needed or needed in known), sentence
+    assert {*habits._FORMS} <= known
 
 
 def test_every_sentence_for_neighbours_speaks_of_arguments_that_exist():

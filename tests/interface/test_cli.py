@@ -139,6 +139,8 @@ def test_settings_come_from_a_toml_file_and_set_wins(tmp_path, capsys):
         (["run", "two-dirac", "--set", "gamma=fast"], "'gamma': expected float"),
         (["run", "two-dirac", "--set", "radii=true"], "'radii': expected float"),
         (["run", "two-dirac", "--config", "/nonexistent.toml"], "nonexistent.toml"),
+        (["run", "two-dirac", "--config", str(Path(cli.__file__))], "expected TOML, got: "),
+        (["grade", "/nonexistent.npy"], "nonexistent.npy: there is no such file"),
         (["plot", "/nonexistent.nc"], "nonexistent.nc"),
         (["report", "/nonexistent.nc"], "nonexistent.nc"),
         (["status", "/nonexistent.zarr"], "nonexistent.zarr"),
@@ -148,10 +150,46 @@ def test_settings_come_from_a_toml_file_and_set_wins(tmp_path, capsys):
 )
 def test_mistakes_are_one_sentence_and_exit_code_1(arguments, words, capsys):
     assert cli.main(arguments) == 1
-    said = capsys.readouterr().err
-    assert words in said
+    out, said = capsys.readouterr()
+    assert words in said and not out
     assert "Traceback" not in said
     assert len(said.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("run", "required: NAME; one NAME of `meanfield list`"),
+        ("run two-dirac sharpness", "sharpness; one NAME of"),
+        ("run two-dirac --set radii 1.0 2.0", "each setting has a --set of its own"),
+        ("run two-dirac --set gamma=1.0 seed=7", "seed=7; one NAME .* has a --set of its own"),
+        ("run two-dirac --seed=1", "--seed=1; --set seed=1"),
+        ("run --seeds 3 two-dirac", "two-dirac; --set seed=1"),
+        ("run two-dirac --fast", "; --quick"),
+        ("run two-dirac --verbose", "; -v stands before the command"),
+        ("list -v", "; -v stands before the command"),
+        ("--quick run two-dirac", "--quick; it stands behind the command"),
+        ("run two-dirac -j 2", "; --workers N"),
+        ("run two-dirac --n-workers 2", "did you mean '--workers'"),
+        ("run two-dirac --no-plots", "; --no-figures"),
+        ("run two-dirac --force", "; a run goes on"),
+        ("run two-dirac --overwrite", "; a run goes on"),
+        ("run two-dirac --device cuda", "; experiments run on the CPU"),
+        ("run two-dirac --dtype float32", "; experiments run on the CPU"),
+        ("run two-dirac --dry-run", "; --quick"),
+        ("run two-dirac --print-config", "; an unknown --set is answered with all settings"),
+        ("report a.nc --open", "; the last line names the file"),
+        ("report a.nc --seed 1", "--seed 1$"),
+    ],
+)
+def test_options_of_other_programs_are_answered_with_ours(line, words, capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(line.split())
+    usage, said = capsys.readouterr().err.strip().rsplit("\n", 1)
+    assert ended.value.code == 2
+    assert re.search(words, said)
+    command = next(word for word in line.split() if word[0] != "-")
+    assert usage.startswith(f"usage: meanfield {command} ")
 
 
 def test_status_and_report_speak_of_the_run(finished, tmp_path, capsys):
@@ -255,12 +293,10 @@ def test_wrong_usage_is_exit_code_2(capsys):
             cli.main(arguments)
         assert caught.value.code == 2
     assert "usage: meanfield" in capsys.readouterr().err
-    with pytest.raises(SystemExit, match="0"):
-        cli.main(["--version"])
-    assert capsys.readouterr().out == f"{meanfield.__version__}\n"
-    with pytest.raises(SystemExit):
-        cli.main(["run", "two-dirac", "--set", "gamma=1.0", "seed=7"])
-    assert "seed=7; each setting has a --set of its own" in capsys.readouterr().err
+    for flag in ("--version", "-V"):
+        with pytest.raises(SystemExit, match="0"):
+            cli.main([flag])
+        assert capsys.readouterr().out == f"{meanfield.__version__}\n"
 
 
 def test_failed_cases_are_counted_and_exit_code_3(tmp_path, capsys):

@@ -155,6 +155,8 @@ def test_a_random_model_follows_from_its_seed_and_leaves_the_global_state_alone(
     other = pretrained.load("random:gpt2", seed=4, config=SMALL_GPT2)
     assert torch.equal(first.parameters(1).query, again.parameters(1).query)
     assert not torch.equal(first.parameters(1).query, other.parameters(1).query)
+    with pytest.raises(TypeError, match=r"source.encode\(text\)"):
+        first.tokenizer("the cat")
 
 
 @pytest.mark.parametrize(("architecture", "causal"), CASES)

@@ -46,6 +46,9 @@ def test_saved_answers_prove_their_own_interval_without_the_library(tmp_path) ->
     )  # fmt: skip
     assert repr(float(BEST.upper)) in done.stdout
     assert BEST.save(path) == path  # replaces its own
+    module = [sys.executable, "-W", "error", "-m", checker.__name__, str(path)]  # as in README
+    done = subprocess.run(module, capture_output=True, text=True, check=True)
+    assert repr(float(BEST.upper)) in done.stdout and not done.stderr
     lines = Path(checker.__file__).read_text(encoding="utf-8").splitlines()
     assert len(lines) <= 60
     imported = [line for line in lines if line.startswith(("import", "from"))]
