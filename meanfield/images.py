@@ -8,11 +8,10 @@ from meanfield.measures import MeasureMap, ParticleMeasure
 
 def check_map(F: object, name: str = "F") -> None:
     """Raise TypeError unless F is callable (its return value is checked at the call)."""
-    is_source = hasattr(F, "attention_inputs")  # a Transformer, which says so when it is called
-    if callable(F) and not isinstance(F, type) and not is_source:
+    if callable(F) and not isinstance(F, type):
         return
     made = "; SelfAttention(parameters) makes one" if hasattr(F, "query") else ""
-    made = "; source.attention(layer) makes one" if is_source else made
+    made = "; source.attention(layer) makes one" if hasattr(F, "attention") else made
     raise TypeError(f"{name}: expected a map of measures (a function), got {describe(F)}{made}")
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -113,13 +113,6 @@ class Transformer(Hinted):
         return (
             f"Transformer({self.name!r}, {self.architecture}, n_layers={self.n_layers}, "
             f"n_heads={self.n_heads}, dim={self.dim}, causal={self.causal})"
-        )
-
-    def __call__(self, *tokens: Any, **how: Any) -> NoReturn:
-        """Refused: its maps are called."""
-        raise TypeError(
-            "Transformer: expected a call of one of its maps, got one of the model; "
-            "source.network()(source.embeddings(text)) is what comes out"
         )
 
     def to(self, *args: Any, **kwargs: Any) -> Transformer:

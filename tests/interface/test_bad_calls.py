@@ -214,7 +214,6 @@ def test_words_of_neighbours_are_answered_with_ours(call, said):
         ("encoder().encoder", r"; .block\(l\)"),
         ("encoder().embed(x)", r"; .embeddings\(tokens\)"),
         ("encoder().hidden_states(x)", r"; .embeddings\(tokens\)"),
-        ("encoder()(x)", r"source.network\(\)\(source.embeddings\(text\)\)"),
         ("local_lipschitz(encoder(), mu)", r"; source.attention\(layer\) makes one"),
         ("mixture(mu, mu)", r"expected a list of measures, \[mu, nu\]"),
     ],
