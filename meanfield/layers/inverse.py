@@ -12,8 +12,8 @@ from meanfield.checks import as_bool, count, describe, number
 from meanfield.errors import ConvergenceError
 from meanfield.habits import with_hints
 from meanfield.layers.chain import Chain
+from meanfield.layers.composition import Residual
 from meanfield.layers.contraction import Bounded, size
-from meanfield.layers.residual import Residual
 from meanfield.linalg import operator_norm
 from meanfield.maps import linearize
 from meanfield.measures import MeasureMap, ParticleMeasure, check_measure
