@@ -1,13 +1,46 @@
-"""Models of transformers in float64, where their code asks for float32."""
+"""Run models of transformers: in float64, and with what enters and leaves their modules."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
+
+
+class Call(NamedTuple):
+    """One call of a module: the hidden states that enter it and those that leave it."""
+
+    entered: Tensor
+    left: Tensor
+
+
+@contextmanager
+def recorded(modules: Sequence[Any]) -> Iterator[list[Call]]:
+    """The calls of the modules, in order, while the context lasts.
+
+    A module that several layers share is called once for each of them.
+    """
+    calls: list[Call] = []
+
+    def record(
+        module: Any, positional: tuple[Any, ...], named: Mapping[str, Any], output: Any
+    ) -> None:
+        entered = positional[0] if positional else named["hidden_states"]
+        calls.append(Call(entered, output[0] if isinstance(output, tuple) else output))
+
+    hooks = [
+        module.register_forward_hook(record, with_kwargs=True) for module in dict.fromkeys(modules)
+    ]
+    try:
+        yield calls
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 class InFloat64(TorchFunctionMode):
