@@ -17,7 +17,7 @@ from meanfield.checks import (
     without_autocast,
 )
 from meanfield.habits import with_hints
-from meanfield.lipschitz.remainders import Side, Tokens, bounded
+from meanfield.lipschitz.remainders import Side, Tokens, bounded, bounded_by_steps
 from meanfield.measures import log_sums
 from meanfield.results.answers import Answer, labelled
 
@@ -32,8 +32,9 @@ class CacheError(Answer, noun="cache_error", title="Error of a smaller cache"):
 
     Attributes:
         value: |o(x) − ô(x)| is at most this for every x within ε of the query.
-        gap: |o(q) − ô(q)| at the query itself: no bound can be smaller.
-        slope: ‖Do(q) − Dô(q)‖ there: what the bound grows by for small ε.
+        gap: |o(q) − ô(q)| at the query itself: no bound can be smaller; NaN where the original
+            cache is not there.
+        slope: ‖Do(q) − Dô(q)‖ there: what the bound grows by for small ε; likewise.
         epsilon: ε.
     """
 
@@ -55,6 +56,7 @@ def cache_error(
     sink: object = None,
     scale: float | None = None,
     epsilon: float = 0.0,
+    within: object = None,
 ) -> CacheError:
     """The certified largest change of attention's output where another cache stands for one.
 
@@ -66,20 +68,25 @@ def cache_error(
     in both count once. Rounding is counted. In O(m n k²) time a head; where m n v k² is below
     2²⁷, second order of the numerator is exact too.
 
+    Without the original, as when a cache is quantised as it is filled, pass None for it and what
+    is known of the quantiser in `within`: |k̂ⱼ − kⱼ| ≤ δⱼ and |v̂ⱼ − vⱼ| ≤ ηⱼ. That bounds the
+    worst keys and values there can be, often tens of times the gap.
+
     Args:
         queries: q, ``(heads, m, k)``, or ``(m, k)`` of one head.
         cache: the pair (K, V), ``(groups, n, k)`` and ``(groups, n, v)``, arrays or tensors of any
             precision on one device; heads are a multiple of the groups, and heads in a row share
-            one. Of one head ``(n, k)`` and ``(n, v)``.
+            one. Of one head ``(n, k)`` and ``(n, v)``. Or None.
         smaller: the pair (K̂, V̂), likewise, of any number of tokens.
         log_weights: of the tokens of the smaller cache, ``(n̂,)`` or ``(groups, n̂)``: log of how
             many tokens of the original each stands for; −∞ leaves one out. 0 if None.
         sink: β, a number or one per head: a key of score β and value 0 in both softmaxes.
         scale: of the scores; 1/√k if None.
         epsilon: ε ≥ 0, how far a query may be from its centre.
+        within: the pair (δ, η), numbers or ``(n̂,)`` or ``(groups, n̂)``.
 
     Raises:
-        ValueError: shapes that do not fit, no mass.
+        ValueError: shapes that do not fit, no mass, both or neither of `cache` and `within`.
 
     Example:
         >>> keys, values = torch.tensor([[0.0], [0.1], [2.0]]), torch.tensor([[0.0], [0.1], [2.0]])
@@ -92,15 +99,31 @@ def cache_error(
         (0.00039, 0.00118)
     """
     epsilon = number(epsilon, "epsilon", least=0)
+    if (cache is None) == (within is None):
+        raise ValueError(
+            "within: expected (δ, η) where cache is None, and nothing where it is given, got "
+            f"cache {describe(cache)} and within {describe(within)}"
+        )
     q = _array(queries, "queries", None)
     new = _cache(smaller, "smaller", q, log_weights)
     scale = q.shape[-1] ** -0.5 if scale is None else number(scale, "scale", above=0)
     sinks = None if sink is None else _spread(sink, "sink", (len(q),), q)
-    both, other = _joined(_cache(cache, "cache", q, None), new)
+    steps: list[Tensor] = []
+    if cache is None:
+        shape = new.logs.shape
+        steps = [
+            _spread(step, f"{name} of within", shape, q)
+            for step, name in zip(_pair(within, "within"), "δη", strict=True)
+        ]
+        if any(bool((step < 0).any()) for step in steps):
+            raise ValueError("within: expected steps of at least 0, got a negative one")
+        both, other = new, new.logs
+    else:
+        both, other = _joined(_cache(cache, "cache", q, None), new)
     found = []
     for h, queries_of_head in enumerate(q):
         group = h * len(new.logs) // len(q)
-        atoms = [t[group] for t in (*both, other)]
+        atoms = [t[group] for t in (*both, other, *steps)]
         if sinks is not None:
             atoms = [torch.cat([t, torch.zeros_like(t[:1])]) for t in atoms]
             atoms[2][-1] = atoms[3][-1] = sinks[h]
@@ -116,20 +139,26 @@ def cache_error(
 def _of_head(
     queries: Tensor, atoms: list[Tensor], scale: float, epsilon: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Bound, gap and slope, (m,), of keys, values and their log-weights in both caches."""
-    keys, values, logs, other_logs = atoms
+    """Bound, gap and slope, (m,), of keys, values, log-weights of both, and steps if known."""
+    keys, values, logs, other_logs, *steps = atoms
     tokens = Tokens(scale * keys, values)
     scores = queries @ tokens.keys.mT
     log_z = (scores + logs).logsumexp(-1, keepdim=True)
     other_z = (scores + other_logs).logsumexp(-1, keepdim=True)
     side = Side.of(tokens, scores + logs - log_z)
-    # w = e^{score} (a − a')/Z, a and a' the weights in the two caches.
-    apart = torch.where(logs == other_logs, 0.0, logs - other_logs)
-    log_change = torch.maximum(logs, other_logs) + (-torch.expm1(-apart.abs())).log()
-    other = Side.of(tokens, scores + other_logs - other_z)
-    value, gap, slope = bounded(
-        tokens, side, other, apart.sign(), scores - log_z + log_change, epsilon
-    )
+    if steps:
+        reach = torch.linalg.vector_norm(queries, dim=-1, keepdim=True) + epsilon
+        value = bounded_by_steps(tokens, side, scale * reach * steps[0], steps[1], epsilon)
+        gap = slope = torch.full_like(value, math.nan)
+    else:
+        # w = e^{score} (a − a')/Z, a and a' the weights in the two caches.
+        apart = logs - other_logs
+        apart = torch.where(logs == other_logs, 0.0, apart)
+        log_change = torch.maximum(logs, other_logs) + (-torch.expm1(-apart.abs())).log()
+        other = Side.of(tokens, scores + other_logs - other_z)
+        value, gap, slope = bounded(
+            tokens, side, other, apart.sign(), scores - log_z + log_change, epsilon
+        )
     n, k = keys.shape
     length = torch.linalg.vector_norm(queries, dim=-1) + epsilon
     largest = length * torch.linalg.vector_norm(tokens.keys, dim=-1).amax()
@@ -164,12 +193,16 @@ def _array(value: object, name: str, like: Tensor | None) -> Tensor:
     return found if found.ndim == 3 else found[None]
 
 
+def _pair(value: object, name: str) -> tuple[object, object]:
+    if not isinstance(value, (tuple, list)) or len(value) != 2:
+        raise ValueError(f"{name}: expected a pair, got {describe(value)}")
+    return value[0], value[1]
+
+
 def _cache(given: object, name: str, q: Tensor, log_weights: object) -> _Cache:
-    if not isinstance(given, (tuple, list)) or len(given) != 2:
-        raise ValueError(f"{name}: expected a pair (keys, values), got {describe(given)}")
     keys, values = (
         _array(part, f"{which} of {name}", q)
-        for part, which in zip(given, ("keys", "values"), strict=True)
+        for part, which in zip(_pair(given, name), ("keys", "values"), strict=True)
     )
     groups, n, k = keys.shape
     if values.shape[:2] != (groups, n) or k != q.shape[-1] or len(q) % groups:

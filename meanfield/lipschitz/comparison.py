@@ -10,6 +10,7 @@ import xarray as xr
 from torch import Tensor
 
 from meanfield.checks import (
+    as_bool,
     as_float_tensor,
     as_floats,
     as_generator,
@@ -18,11 +19,10 @@ from meanfield.checks import (
     to_host,
 )
 from meanfield.habits import with_hints
-from meanfield.images import check_map, image_of
-from meanfield.linalg.vectors import lengths
+from meanfield.images import check_map
 from meanfield.lipschitz.constant import LocalLipschitz
 from meanfield.lipschitz.local import local_lipschitz
-from meanfield.lipschitz.secant import SecantRatio, secant_ratio
+from meanfield.lipschitz.secant import SecantRatio, euclidean_secant_ratio, secant_ratio
 from meanfield.maps.map import as_map
 from meanfield.measures import MeasureMap, ParticleMeasure, check_measure, split, stack
 from meanfield.results import Variable
@@ -107,13 +107,14 @@ def _secants(
     steps = as_float_tensor(length, "length", like=mu.points)
     batch = stack([mu] * steps.numel()) if steps.ndim else mu
 
-    moved = batch.replace(mu.points + steps[..., None, None] * direction)
-    # Of whole sequences: the squares of steps below 1e-162 would underflow.
-    far, apart = (
-        lengths((one.points - other.points).flatten(-2))
-        for one, other in ((image_of(F, batch), image_of(F, moved)), (batch, moved))
+    def f(points: Tensor) -> Tensor:
+        return F(batch.replace(points)).points
+
+    moved = mu.points + steps[..., None, None] * direction
+    return Secants(
+        euclidean=euclidean_secant_ratio(f, batch.points, moved),
+        wasserstein=secant_ratio(F, batch, batch.replace(moved)),
     )
-    return Secants(euclidean=far / apart, wasserstein=secant_ratio(F, batch, moved))
 
 
 @with_hints
@@ -122,11 +123,10 @@ def compare_lemma_3_2(
     X: Tensor,
     *,
     steps: Sequence[float] = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6),
+    conditional: bool | None = None,
     generator: torch.Generator | int = 0,
 ) -> xr.Dataset:
     """Secants of the discrete map and of the map of measures at X, as the step shrinks.
-
-    Distances are conditional, of tokens at positions i/n, where F is `causal`.
 
     [CAP24] Lemma 3.2 (4.2 for masked attention): on uniform measures of n atoms the Wasserstein
     (conditional) and the Euclidean constant are equal, since for steps below half the smallest
@@ -137,6 +137,8 @@ def compare_lemma_3_2(
         F: a map of measures.
         X: token sequence, shape (n, d).
         steps: root-mean-square displacements over the radius max ‖xᵢ‖.
+        conditional: whether distances are conditional (tokens at positions i/n); by default
+            as F says (its ``causal``), and W₂ on R^d otherwise.
         generator: of the random direction, or its seed.
 
     Returns:
@@ -148,7 +150,9 @@ def compare_lemma_3_2(
     if X.ndim != 2:
         raise ValueError(f"X: expected one sequence (n, d), got {tuple(X.shape)}")
     check_finite(X, "X")
-    mu = ParticleMeasure.from_sequence(X) if as_map(F).causal else ParticleMeasure(X)
+    positioned = as_map(F).causal if conditional is None else as_bool(conditional, "conditional")
+    sequence = ParticleMeasure.from_sequence(X)
+    mu = sequence if positioned else ParticleMeasure(X)
     generator = as_generator(generator)
     euclidean = local_lipschitz(F, mu, geometry="euclidean")
     wasserstein = local_lipschitz(F, mu)

@@ -13,7 +13,13 @@ rounded cancel in it; every remainder φ(t) ≤ κt²/2, κ = 2φ(r)/r² with r 
 ball, is the top eigenvalue of a weighted second moment of k. If the caches are equal all w are 0,
 and so is the bound. A token whose weight underflows at q may have all of the attention elsewhere
 in the ball: presence, κ and |w| are taken from logarithms.
-Derived here.
+
+Where the other cache alone is known, and that |kⱼ − k̂ⱼ| ≤ δⱼ and |vⱼ − v̂ⱼ| ≤ ηⱼ, scores differ by
+uⱼ with |uⱼ| ≤ τⱼ = scale (|q| + ε) δⱼ, and
+
+    o − ô = Σⱼ P̂ⱼ [(e^{uⱼ} − 1)(v̂ⱼ − ô) + e^{uⱼ}(vⱼ − v̂ⱼ)] / Σⱼ P̂ⱼ e^{uⱼ},
+
+with P̂ the attention of the query in the ball, at most e^{rⱼ} times that at q. Derived here.
 """
 
 from __future__ import annotations
@@ -187,3 +193,27 @@ def _hull(values: Tensor, one_seen: Tensor, other_seen: Tensor) -> Tensor:
     for one, other in zip(one_seen, other_seen, strict=True):
         most.append(torch.where(one[:, None] & other, apart, 0.0).amax())
     return torch.stack(most)
+
+
+def bounded_by_steps(
+    tokens: Tokens, side: Side, tau: Tensor, eta: Tensor, epsilon: float
+) -> Tensor:
+    """What another cache may change whose scores and values are so near, ``(m,)``.
+
+    Args:
+        tokens: of the cache that is known.
+        side: as the queries see it.
+        tau: τ, ``(m, N)``: scores in the ball differ by at most this.
+        eta: η, ``(N,)``, of the values.
+        epsilon: ε.
+    """
+    away = torch.linalg.vector_norm(tokens.values - side.mean[:, None], dim=-1)
+    farthest = torch.where(side.log_p > -math.inf, away, 0.0).amax(-1)
+    bent = moved(side, away, epsilon)[0] if epsilon else torch.zeros_like(farthest)
+    # P̂ in the ball is at most e^r times that at q, and Σ P̂ e^u at least e^{−Σ P̂ τ} (Jensen).
+    within = side.log_p + side.reach(epsilon)
+    turned = (-torch.expm1(-tau) * (away + bent[:, None]) + eta) * (within + tau).exp()
+    largest = torch.where(side.log_p > -math.inf, tau, 0.0).amax(-1)
+    least = torch.fmin((within.exp() * tau).sum(-1), largest)
+    hull = 2 * farthest + torch.where(side.log_p > -math.inf, eta, 0.0).amax(-1)
+    return torch.fmin(turned.sum(-1) * least.exp(), hull)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from meanfield.checks import as_bool, as_float_tensor, check_finite, check_same_kind
 from meanfield.images import check_map, image_of
 from meanfield.linalg.vectors import lengths
-from meanfield.measures import MeasureMap, ParticleMeasure, check_measure
+from meanfield.measures import MeasureMap, ParticleMeasure, check_measure, pushforward
 from meanfield.results.answers import Answer, labelled
 from meanfield.transport import TransportResult, solve_conditional_w2, solve_w2
 
@@ -42,6 +44,8 @@ def secant_ratio(
     F: MeasureMap,
     mu: ParticleMeasure,
     nu: ParticleMeasure,
+    *,
+    conditional: bool | None = None,
     **settings: Any,
 ) -> SecantRatio:
     """W₂(F(μ), F(ν)) / W₂(μ, ν), or with the conditional distance d₂ for positioned measures.
@@ -50,6 +54,7 @@ def secant_ratio(
         F: a map of measures.
         mu: μ.
         nu: ν; positioned exactly when μ is.
+        conditional: whether to measure with d₂; by default when the measures are positioned.
         **settings: for `meanfield.transport.solve_w2` or `solve_conditional_w2`.
 
     Raises:
@@ -57,12 +62,13 @@ def secant_ratio(
             positioned, or if their position marginals differ (d₂ = +∞).
     """
     check_map(F)
-    conditional = check_measure(mu, "mu").is_positioned
-    if conditional != check_measure(nu, "nu").is_positioned:
+    is_positioned = check_measure(mu, "mu").is_positioned
+    if is_positioned != check_measure(nu, "nu").is_positioned:
         raise ValueError(
             "expected both measures with positions or both without, got one of each; "
             "ParticleMeasure(mu.points, log_weights=mu.log_weights) drops positions"
         )
+    conditional = as_bool(is_positioned if conditional is None else conditional, "conditional")
     solve = solve_conditional_w2 if conditional else solve_w2
     denominator = solve(mu, nu, **settings)
     if not bool((denominator.lower > 0).all()):
@@ -95,3 +101,33 @@ def _rounding_of(*images: ParticleMeasure) -> Tensor:
 def _outward(quotient: Tensor, direction: float) -> Tensor:
     """A rounded quotient of certified ends, on the certain side."""
     return torch.nextafter(quotient, torch.full_like(quotient, direction))
+
+
+def euclidean_secant_ratio(f: Callable[[Tensor], Tensor], X: Tensor, Y: Tensor) -> Tensor:
+    """‖f(X) − f(Y)‖ / ‖X − Y‖ in the Frobenius norm: the discrete map on token sequences.
+
+    Args:
+        f: from points (..., n, d) to points (..., n, d').
+        X: sequence, shape (..., n, d).
+        Y: sequence, same shape.
+
+    Returns:
+        The ratio, shape (...).
+
+    Raises:
+        ValueError: if the shapes differ or X = Y.
+    """
+    X, Y = as_float_tensor(X, "X"), as_float_tensor(Y, "Y")
+    check_same_kind(X, "X", Y, "Y")
+    if X.shape != Y.shape or X.ndim < 2:
+        raise ValueError(
+            f"expected X and Y of one shape (..., n, d), got {tuple(X.shape)} and {tuple(Y.shape)}"
+        )
+    check_finite(X, "X")
+    check_finite(Y, "Y")
+    # The squares of steps below 1e-162 would underflow: lengths of whole sequences, scaled.
+    apart = lengths((X - Y).flatten(-2))
+    if not bool((apart > 0).all()):
+        raise ValueError("expected X ≠ Y, got equal sequences")
+    images = [pushforward(f, ParticleMeasure(points)).points for points in (X, Y)]
+    return lengths((images[0] - images[1]).flatten(-2)) / apart

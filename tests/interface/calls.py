@@ -36,6 +36,7 @@ from meanfield.attention import (
     normalizations,
 )
 from meanfield.errors import ConvergenceError
+from meanfield.lipschitz.secant import euclidean_secant_ratio
 from meanfield.maps import Map
 from meanfield.measures import ParticleMeasure
 from meanfield.sweeps.grid import cases_of
@@ -83,7 +84,7 @@ def names(device: str | None = None) -> dict[str, Any]:
     return {
         **{name: getattr(meanfield, name) for name in meanfield.__all__},
         **{"meanfield": meanfield, "w1": transport.w1, "wp": transport.wp},
-        **{"solve_wp": transport.solve_wp},
+        **{"solve_wp": transport.solve_wp, "euclidean_secant_ratio": euclidean_secant_ratio},
         **{"kernels": kernels, "normalizations": normalizations},
         **{"cases_of": cases_of},
         **{"write_report": report.write_report, "encoder": encoder},

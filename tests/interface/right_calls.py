@@ -74,16 +74,17 @@ linalg.operator_norm(J, rtol=1e-3, solver=linalg.Dense(), strict=True)
 linalg.Certified(rounds=2, max_steps=20)
 linalg.Lanczos(max_steps=20, miss=1e-3, generator=torch.Generator())
 local_lipschitz(F, mu, geometry="wasserstein", rtol=1e-3, solver=linalg.Dense(), strict=True)
-secant_ratio(F, mu, nu)
+secant_ratio(F, mu, nu, conditional=False)
+euclidean_secant_ratio(lambda x: x**2, x, x + 0.5)
 lipschitz.ball_upper(F, mu, 0.1, splitting=True, solver=linalg.Dense())
 lipschitz.one_sided(F, mu, rtol=1e-3, upper_rtol=0.1, solver=linalg.Dense(), strict=True)
 lipschitz.cache_error(x, (x, x), (y, y), log_weights=np.log(a), scale=1.0, epsilon=0.1)
-lipschitz.cache_error(x, (x, x), (y, y), sink=0.5)
+lipschitz.cache_error(x, None, (y, y), sink=0.5, within=(0.1, s))
 lipschitz.Readout([[1.0, 0.5], [0.0, 1.0]], bias=[0.0, 1.0], token=1)
 lipschitz.certified_radius(F, lipschitz.Readout(A), mu, solver=linalg.Dense())
 lipschitz.worst_case(F, 1.0, n_atoms=2, dim=2, positioned=False, starts=2, steps=1)
 lipschitz.localize(constant, F, mu)
-lipschitz.compare_lemma_3_2(F, x, steps=[0.1], generator=torch.Generator())
+lipschitz.compare_lemma_3_2(F, x, steps=[0.1], conditional=False, generator=torch.Generator())
 lipschitz.infinity_norm(F, mu)
 lipschitz.local_order(F, mu, p=2.0)
 """
@@ -179,6 +180,7 @@ _FINE = [
     ("inf", "p n penalty width sink upper_rtol"),
     ("0", "upper_rtol sample.generator"),
     ("None", "Lanczos.generator compare_lemma_3_2.generator"),
+    ("None", "cache_error.cache"),  # unknown, but for the steps of a quantiser
     ("-inf", "sink"),
     ("10**30", "n rank"),
     (

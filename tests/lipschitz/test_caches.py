@@ -206,6 +206,36 @@ def test_far_away_the_hull_of_the_values_bounds(n):
     assert 0 < float(found.value) <= 1.5 * float(torch.cdist(values, values).max())
 
 
+# ------------------------------------------------------------------ by a quantiser's steps
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 0.05, 1.0])
+def test_no_cache_within_the_steps_changes_more(epsilon):
+    ratios = []
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        n, sink = int(rng.integers(2, 9)), None if seed % 2 else 0.5
+        keys, values = 2 * draw(n, K, seed=seed), draw(n, V, seed=seed + 1)
+        delta, eta = (10 ** rng.uniform(-3, 0) * draw(n, seed=seed + s).abs() for s in (2, 3))
+        q = draw(K, seed=seed + 4)
+        how = {"scale": 1.0, "epsilon": epsilon, "sink": sink}
+        found = cache_error(q[None], None, (keys, values), within=(delta, eta), **how)
+        turns, shifts = draw(200, n, K, seed=seed + 5), draw(200, n, V, seed=seed + 6)
+        x = q + epsilon * torch.nn.functional.normalize(draw(200, 1, K, seed=seed + 7), dim=-1)
+        away = values - output(q[None], keys, values, 0.0, sink)
+        turns[:100] = x[:100] * torch.sign(away @ draw(V, 100, seed=seed + 8)).mT[..., None]
+        old_keys = keys + delta[:, None] * torch.nn.functional.normalize(turns, dim=-1)
+        old_values = values + eta[:, None] * torch.nn.functional.normalize(shifts, dim=-1)
+        largest = max(
+            float((output(x[k], *old, 0.0, sink) - output(x[k], keys, values, 0.0, sink)).norm())
+            for k, old in enumerate(zip(old_keys, old_values, strict=True))
+        )
+        assert largest <= float(found.value), seed
+        assert math.isnan(float(found.gap))
+        ratios.append(largest / float(found.value))
+    assert max(ratios) > 0.3
+
+
 @pytest.mark.parametrize("order", [2, 3])
 def test_what_the_exponential_is_above_its_polynomial_is_not_taken_too_small(order):
     for r in (1e-6, 0.9e-3, 1.1e-3, 0.9e-2, 1.1e-2, 0.5, 2.0):
@@ -221,13 +251,35 @@ def test_the_rounding_of_scores_at_the_edge_of_the_ball_is_counted():
     assert 2 * (1 + 1e-7) < float(found.value) < 2 * (1 + 1e-5)
 
 
+@pytest.mark.parametrize("epsilon", [0.0, 0.1, 1.0])
+def test_steps_count_for_the_longest_query_of_the_ball(epsilon):
+    """Two tokens with one key: in the ball their true scores are ± (|q| + ε) δ from it."""
+    keys, values = torch.zeros(2, 1), torch.tensor([[1.0], [-1.0]])
+    given = {"within": (0.2, 0.0), "scale": 1.0, "epsilon": epsilon}
+    found = float(cache_error([[0.5]], None, (keys, values), **given).value)
+    truth = math.tanh((0.5 + epsilon) * 0.2)
+    assert truth <= found <= truth * math.exp(3 * (0.5 + epsilon) * 0.2)
+
+
+def test_steps_of_zero_change_nothing_and_steep_ones_stop_at_the_hull():
+    keys, values, q = draw(6, K), draw(6, V, seed=1), draw(2, K, seed=2)
+    same = cache_error(q, None, (keys, values), within=(0.0, 0.0), epsilon=2.0)
+    assert same.value.tolist() == [0.0, 0.0]
+    steep = cache_error(q, None, (1e3 * keys, values), within=(1e3, 0.5), epsilon=2.0)
+    wide = 2 * float(torch.cdist(values, values).max()) + 0.5
+    assert bool(((steep.value > 0) & (steep.value <= 1.001 * wide)).all())
+
+
 # ------------------------------------------------------------------ refusals
 
 
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"cache": None}, "cache: expected a pair"),
+        ({"cache": None}, "within: expected"),
+        ({"within": (0.1, 0.1)}, "within: expected"),
+        ({"cache": None, "within": (-0.1, 0.1)}, "at least 0, got a negative"),
+        ({"cache": None, "within": 0.1}, "within: expected a pair"),
         ({"queries": draw(K)}, "queries: expected shape"),
         ({"queries": draw(3, 2, K), "cache": (draw(2, 5, K), draw(2, 5, V))}, "a multiple"),
         ({"cache": (draw(5, K + 1), draw(5, V))}, "keys of cache|cache: expected keys"),

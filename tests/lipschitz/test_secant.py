@@ -20,6 +20,7 @@ from meanfield.lipschitz import (
     secant,
     secant_ratio,
 )
+from meanfield.lipschitz.secant import euclidean_secant_ratio
 from meanfield.measures import ParticleMeasure
 from meanfield.transport import solve_w2
 
@@ -46,7 +47,7 @@ def test_wasserstein_and_euclidean_secants_coincide_below_half_the_separation(se
     if not causal:
         mu, nu = ParticleMeasure(X), ParticleMeasure(Y)
     found = secant_ratio(F, mu, nu)
-    discrete = float((F(mu).points - F(mu.replace(Y)).points).norm() / (X - Y).norm())
+    discrete = float(euclidean_secant_ratio(lambda x: F(mu.replace(x)).points, X, Y))
     assert found.conditional == causal
     assert float(found.value) == pytest.approx(discrete, rel=1e-9)
     assert float(found.lower) <= discrete * (1 + 1e-12)
@@ -102,15 +103,18 @@ def test_bad_pairs_are_refused():
         secant_ratio(F, mu, positioned)
     with pytest.raises(ValueError, match="different laws of positions"):
         secant_ratio(F, positioned, other)
+    with pytest.raises(ValueError, match="X ≠ Y"):
+        euclidean_secant_ratio(lambda x: x, mu.points, mu.points)
+    with pytest.raises(ValueError, match="one shape"):
+        euclidean_secant_ratio(lambda x: x, mu.points, mu.points[:1])
     with pytest.raises(ValueError, match=r"one sequence \(n, d\)"):
         compare_lemma_3_2(F, mu.points[None])
 
 
 def test_secants_of_tiny_steps_do_not_underflow():
-    double = Pointwise(lambda x: 2 * x)
-    mu, direction = ParticleMeasure([[0.0], [0.0]]), torch.tensor([[1.0], [1.0]], dtype=F64)
-    found = comparison.secants_along(double, mu, direction, 1e-170)
-    assert float(found.euclidean) == pytest.approx(2.0)
+    X = torch.zeros(2, 1, dtype=F64)
+    Y = X + 1e-170
+    assert float(euclidean_secant_ratio(lambda x: 2 * x, X, Y)) == pytest.approx(2.0)
 
 
 @given(seed=st.integers(0, 10**6))
