@@ -48,6 +48,7 @@ LOOKS = {
     "derivative_checks.py": 1,  # one a light atom's probe
     "search.py": 1,  # one a step, on the host
     "sinkhorn.py": 2,  # one in several steps, of n² numbers
+    "caches.py": 1,  # arguments
     "stability.py": 2,  # times, and one a layer
     "trajectories.py": 2,  # times, and one an output time
     "differentiable.py": 1,  # likewise
