@@ -38,6 +38,7 @@ def number(
     above: float | None = None,
     least: float | None = None,
     below: float | None = None,
+    most: float | None = None,
     finite: bool = True,
 ) -> float:
     """One real number in a range: Python's, NumPy's, or an array or tensor without axes.
@@ -48,13 +49,14 @@ def number(
         above: it must be more than this.
         least: it must be at least this.
         below: it must be less than this.
+        most: it must be at most this.
         finite: whether infinity is refused.
 
     Raises:
         TypeError: no number; truth values, texts and complex numbers are none.
         ValueError: NaN, or out of the range.
     """
-    expected = _range(above, least, below)
+    expected = _range(above, least, below, most)
     found = _plain(value)
     if not _is_real(found):
         raise TypeError(f"{name}: expected {expected}, got {describe(value)}")
@@ -65,6 +67,7 @@ def number(
         and (above is None or x > above)
         and (least is None or x >= least)
         and (below is None or x < below)
+        and (most is None or x <= most)
     )
     if not good:
         expected = expected.replace("a number", "a finite number") if math.isinf(x) else expected
@@ -339,7 +342,7 @@ def without_autocast(function: _Called) -> _Called:
     return plainly  # type: ignore[return-value]
 
 
-def as_generator(value: Any) -> torch.Generator:
+def as_generator(value: Any, name: str = "generator") -> torch.Generator:
     """The generator given, a new one of the seed given, or torch's own for None.
 
     Raises:
@@ -354,9 +357,9 @@ def as_generator(value: Any) -> torch.Generator:
         return value
     if not _is_real(_plain(value)):
         raise TypeError(
-            f"generator: expected a torch.Generator, a seed or None, got {describe(value)}"
+            f"{name}: expected a torch.Generator, a seed or None, got {describe(value)}"
         )
-    return torch.Generator().manual_seed(count(value, "generator", least=0, most=2**64 - 1))
+    return torch.Generator().manual_seed(count(value, name, least=0, most=2**64 - 1))
 
 
 def check_move(tensor: Tensor, *args: Any, **kwargs: Any) -> None:
@@ -499,12 +502,14 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _range(above: float | None, least: float | None, below: float | None) -> str:
+def _range(
+    above: float | None, least: float | None, below: float | None, most: float | None
+) -> str:
     if above == 0 and below == 1:
         return "a number between 0 and 1"
     ends = [
         f"{sign} {end:g}"
-        for sign, end in ((">", above), ("≥", least), ("<", below))
+        for sign, end in ((">", above), ("≥", least), ("<", below), ("≤", most))
         if end is not None
     ]
     return f"a number {' and '.join(ends)}".strip()

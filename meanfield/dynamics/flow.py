@@ -42,6 +42,7 @@ def flow(
     constraint: str | None = None,
     coalesce: float = 0.0,
     observe: Mapping[str | Variable, Callable[[ParticleMeasure], Any]] | None = None,
+    keep_points: bool = True,
 ) -> xr.Dataset:
     """The flow ẋ = P_x Γ_{μ_t}(x), that is ∂μ + div(μ P Γ_μ) = 0, at chosen times.
 
@@ -63,6 +64,7 @@ def flow(
         observe: functions of a measure whose values are kept along the flow, by name, or by a
             `results.Variable` that labels them and names the dimensions of arrays. A value has
             the shape ``(*batch, *dims)``.
+        keep_points: whether the particles are kept.
 
     Returns:
         Dataset: `points` (time, particle, feature), `log_weights` (particle), `positions` if any,
@@ -91,11 +93,12 @@ def flow(
         number(coalesce, "coalesce", least=0),
     )
     observables = _labelled(observe or {})
-    kind = str(mu.dtype).removeprefix("torch.")
-    points = Variable(
-        "points", "where the particles are", dims=("particle", "feature"), dtype=kind
-    )
-    observables[points] = lambda measure: measure.points
+    if keep_points:
+        kind = str(mu.dtype).removeprefix("torch.")
+        points = Variable(
+            "points", "where the particles are", dims=("particle", "feature"), dtype=kind
+        )
+        observables[points] = lambda measure: measure.points
     records = [_record(*state, observables) for state in problem.states()]
     return _assembled(problem, observables, records)
 
@@ -166,12 +169,12 @@ def measure_at(ds: xr.Dataset, index: int) -> ParticleMeasure:
     """The measure of a flow at the index-th of its times.
 
     Args:
-        ds: of `flow`.
+        ds: of `flow`, with its points.
         index: of the time; negative ones count from the end.
     """
     if "points" not in as_dataset(ds) or "time" not in ds:
         raise ValueError(
-            "ds: expected the Dataset of a flow with its points, got one with "
+            "ds: expected the Dataset of a flow with its points, keep_points=True, got one with "
             f"{list(ds.variables)}"
         )
     last = ds.sizes["time"] - 1

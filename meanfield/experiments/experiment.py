@@ -73,6 +73,14 @@ class Experiment:
     conclude: Callable[[xr.Dataset], xr.Dataset] = lambda ds: ds
     answer: Callable[[xr.Dataset], Sequence[str]] = lambda ds: ()
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Those of the library are pickled by name: their figures have functions without one."""
+        from meanfield.experiments import EXPERIMENTS, get
+
+        if self.name in EXPERIMENTS and get(self.name) is self:
+            return get, (self.name,)
+        return super().__reduce_ex__(protocol)
+
     def __repr__(self) -> str:
         return f"<Experiment {self.name}: {self.question.partition(chr(10))[0]}>"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import xarray as xr
@@ -24,7 +25,7 @@ def parameters_of(ds: xr.Dataset) -> list[str]:
 
 
 @with_hints
-def to_cube(ds: xr.Dataset) -> xr.Dataset:
+def to_cube(ds: xr.Dataset, *, parameters: Sequence[str] | None = None) -> xr.Dataset:
     """A product grid in long form as a cube: dimension `case` becomes one per parameter.
 
     The value at (p₁, …, p_k) is that of the case with these parameters. Values of a parameter
@@ -32,6 +33,8 @@ def to_cube(ds: xr.Dataset) -> xr.Dataset:
 
     Args:
         ds: Dataset with dimension `case` and parameters as coordinates along it.
+        parameters: the new dimensions; all parameters by default. One that is left out becomes a
+            variable.
 
     Raises:
         ValueError: the cases are no product grid: some are missing or occur twice.
@@ -47,14 +50,19 @@ def to_cube(ds: xr.Dataset) -> xr.Dataset:
     as_dataset(ds)
     if "case" not in ds.dims:
         raise ValueError(f"ds: expected the dimension 'case', got {tuple(ds.dims)}")
-    names = parameters_of(ds)
-    if not names:
-        raise ValueError("ds: expected parameters as coordinates along 'case', got none")
+    names = list(parameters_of(ds) if parameters is None else parameters)
+    absent = [name for name in names if name not in ds.coords or ds[name].dims != ("case",)]
+    if absent or not names:
+        raise ValueError(
+            f"parameters: expected coordinates along 'case', one of {parameters_of(ds)}, "
+            f"got {absent or names}"
+        )
     levels, codes = zip(*(_levels(ds[name].values) for name in names), strict=True)
     shape = tuple(len(level) for level in levels)
     position = np.asarray(np.ravel_multi_index(codes, shape))
     _check_product(position, dict(zip(names, shape, strict=True)))
-    rows = ds.isel(case=np.argsort(position)).drop_vars([*names, "case"], errors="ignore")
+    rows = ds.reset_coords([p for p in parameters_of(ds) if p not in names])
+    rows = rows.isel(case=np.argsort(position)).drop_vars([*names, "case"], errors="ignore")
     cube = xr.Dataset(attrs=ds.attrs).assign_coords(
         {n: (n, level, ds[n].attrs) for n, level in zip(names, levels, strict=True)}
     )
@@ -76,8 +84,7 @@ def _check_product(position: np.ndarray, shape: dict[str, int]) -> None:
         return
     raise ValueError(
         f"ds: expected a product grid of {shape}, {expected} cases, got {len(position)} cases of "
-        f"which {different} are different; select a full grid first, or make variables of "
-        "what is no parameter: ds.reset_coords(names)"
+        f"which {different} are different; select a full grid first, or name its `parameters`"
     )
 
 

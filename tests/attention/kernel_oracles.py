@@ -81,9 +81,9 @@ def _turned(vector: np.ndarray, position: Scalar, how: Mapping[str, Any]) -> np.
         given = how.get("frequencies")
         frequency = how.get("base", 10_000.0) ** (-2 * m / dim) if given is None else given[m]
         angle = float(how.get("length", 1.0) * position) * frequency
-        x, y = vector[m], vector[m + pairs]
-        out[m] = math.cos(angle) * x - math.sin(angle) * y
-        out[m + pairs] = math.sin(angle) * x + math.cos(angle) * y
+        i, j = (2 * m, 2 * m + 1) if how.get("interleaved") else (m, m + pairs)
+        out[i] = math.cos(angle) * vector[i] - math.sin(angle) * vector[j]
+        out[j] = math.sin(angle) * vector[i] + math.cos(angle) * vector[j]
     return np.array(out)
 
 

@@ -42,6 +42,7 @@ KERNELS = {
     "qk_norm": ("qk_norm", GAINS, GAINS[::-1], 1e-6, DOT),
     "soft_cap": ("soft_cap", 1.5, DOT),
     "rotary": ("rotary", ROTARY, DOT),
+    "rotary_interleaved": ("rotary", {**ROTARY, "interleaved": True}, DOT),
     "rotary_partial": ("rotary", {**ROTARY, "dim": 2, "frequencies": [0.9]}, DOT),
     "alibi": ("alibi", [0.5, 0.25], 7.0, DOT),
     "window": ("window", 0.45, DOT),

@@ -381,6 +381,13 @@ def test_every_variable_says_what_it_is_and_where_it_comes_from():
         np.testing.assert_allclose(ds.moments[k], moments(mu.replace(x)), atol=1e-15)
 
 
+def test_functionals_alone_can_be_kept():
+    A, V, mu = case(22)
+    ds = dynamics.flow(attention(A, V), mu, TIMES, observe={"size": size}, keep_points=False)
+    assert "points" not in ds
+    assert ds["size"].dims == ("time",)
+
+
 def test_single_precision_stays_single():
     A, V, mu = case(23)
     F = SelfAttention(AttentionParameters.from_bilinear(A.float(), V.float()))

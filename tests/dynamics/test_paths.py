@@ -43,8 +43,8 @@ def test_the_measure_at_a_time_is_that_of_the_flow():
         dynamics.cluster_count(ds, 0.1)
     with pytest.raises(IndexError, match="one of the 3 times"):
         dynamics.measure_at(ds, 3)
-    with pytest.raises(ValueError, match="of a flow with its points"):
-        dynamics.measure_at(ds.drop_vars("points"), 0)
+    with pytest.raises(ValueError, match="keep_points=True"):
+        dynamics.measure_at(dynamics.flow(F, mu, [0, 0.1], keep_points=False), 0)
 
 
 # --- the flow as a map ---

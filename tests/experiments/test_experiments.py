@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -164,3 +168,12 @@ def test_quick_runs_are_complete_and_drawn(name, tmp_path):
             plt.close(ax.figure)
         drawn.add((tmp_path / "figure.png").read_bytes())
     assert len(drawn) == len(experiment.figures)  # no two show the same
+
+
+def test_an_experiment_of_the_library_is_pickled_by_name_and_a_changed_one_is_not():
+    one = masked_bound.EXPERIMENT
+    assert pickle.loads(pickle.dumps(one)) is copy.deepcopy(one) is one
+    changed = replace(one, batched=True)
+    assert copy.deepcopy(changed).batched
+    with pytest.raises((pickle.PicklingError, AttributeError)):
+        pickle.dumps(changed)

@@ -102,7 +102,7 @@ def names(device: str | None = None) -> dict[str, Any]:
         "nu": ParticleMeasure(y),
         "light": ParticleMeasure(x, arrays["a"]),
         "later": seq.replace(seq.points + 0.5),
-        "flown": dynamics.flow(F, mu, [0.0, 0.5, 1.0], method="rk4", step=0.5),
+        "flown": dynamics.flow(F, mu, [0.0, 0.5, 1.0], method="rk4", step=0.5, keep_points=True),
         "cases": xr.Dataset({"y": ("case", [3.0, 6.0])}, coords={"x": ("case", [1.0, 4.0])}),
         "ds": sweeps.sweep(f, {"radius": [1.0, 2.0]}, progress=False),
         "f": f,

@@ -352,7 +352,7 @@ def _runge_kutta(p: Problem, end: float, steps: int) -> np.ndarray:
 
 @row
 def flow(p):
-    ds = dynamics.flow(p.F, p.mu, [0.0, 0.2])
+    ds = dynamics.flow(p.F, p.mu, [0.0, 0.2], keep_points=True)
     end, there = dynamics.measure_at(ds, -1), p.truth.alive
     near(end.points[there], _runge_kutta(p, 0.2, 16)[there], 1e-4)
 

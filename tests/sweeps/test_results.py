@@ -139,9 +139,9 @@ def test_cube_of_an_incomplete_grid_is_refused():
     with pytest.raises(ValueError, match=r"6 cases, got 5 cases of which 5 are different"):
         results.to_cube(long.isel(case=slice(5)))
     with pytest.raises(ValueError, match=r"3 cases, got 6 cases of which 3 are different"):
-        results.to_cube(long.reset_coords("a"))
-    with pytest.raises(ValueError, match="got none"):
-        results.to_cube(long.reset_coords(["a", "b"]))
+        results.to_cube(long, parameters=["b"])
+    with pytest.raises(ValueError, match="got \\['c'\\]"):
+        results.to_cube(long, parameters=["c"])
 
 
 @given(
@@ -224,8 +224,8 @@ def test_the_interval_is_that_of_leaving_out_one_group_at_a_time(known, freedom)
 
     whole = constant(np.ones(12, bool))
     moved = [constant(groups != k) - whole for k in range(4)]
-    half = t.ppf(0.975, freedom) * np.sqrt(3 / 4 * np.sum(np.square(moved)))
-    fit = results.fit_power(x, y, exponent=known, groups=groups)
+    half = t.ppf(0.95, freedom) * np.sqrt(3 / 4 * np.sum(np.square(moved)))
+    fit = results.fit_power(x, y, exponent=known, groups=groups, level=0.9)
     assert float(fit.constant_lower) == pytest.approx(np.exp(whole - half))
     assert float(fit.constant_upper) == pytest.approx(np.exp(whole + half))
 
@@ -248,6 +248,8 @@ def test_points_that_have_not_converged_are_left_out_and_counted():
     assert (int(fit.n_points), int(fit.n_excluded), int(fit.n_groups)) == (3, 1, 3)
     with pytest.raises(ValueError, match="at least 2 converged points, got 1"):
         results.fit_power(x, y, converged=[True, False, False, False])
+    with pytest.raises(ValueError, match="level: expected a number between 0 and 1"):
+        results.fit_power(x, y, level=95)
 
 
 def test_groups_that_share_their_noise_widen_the_interval():

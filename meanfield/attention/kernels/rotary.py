@@ -20,20 +20,21 @@ from meanfield.attention.kernels.kernel import (
     checked_inner,
 )
 from meanfield.attention.parameters import AttentionParameters
-from meanfield.checks import count, number
+from meanfield.checks import as_bool, count, number
 from meanfield.habits import with_hints
 
 
 @final
 @dataclass(frozen=True)
 class Rotary(FeatureTransform):
-    """Coordinates m and m + p turned by `length` · s · frequencies[m], m < p; see `rotary`.
+    """Pair m of query and key coordinates turned by `length` · s · frequencies[m]; see `rotary`.
 
     Attributes:
         base: of the frequencies, base^{−2m/dim}.
         dim: how many coordinates are turned; all if None.
         frequencies: in place of those by `base`.
         length: of the sequence that the positions s in [0, 1] stand for.
+        interleaved: whether pair m is (2m, 2m + 1) instead of (m, m + p), p the number of pairs.
         inner: the kernel whose queries and keys are turned.
     """
 
@@ -41,6 +42,7 @@ class Rotary(FeatureTransform):
     dim: int | None
     frequencies: tuple[float, ...] | None
     length: float
+    interleaved: bool
     inner: Kernel = dot_product
     needs_positions = True
 
@@ -88,9 +90,11 @@ class Rotary(FeatureTransform):
         return torch.as_tensor(numbers, dtype=like.dtype, device=like.device)
 
     def _turned(self, vectors: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        pairs = cos.shape[-1]
-        x, y, rest = vectors.split([pairs, pairs, vectors.shape[-1] - 2 * pairs], -1)
-        return torch.cat([x * cos - y * sin, y * cos + x * sin, rest], -1)
+        width, axis = 2 * cos.shape[-1], -1 if self.interleaved else -2
+        turned, rest = vectors[..., :width], vectors[..., width:]
+        x, y = turned.unflatten(-1, (-1, 2) if self.interleaved else (2, -1)).unbind(axis)
+        both = torch.stack([x * cos - y * sin, y * cos + x * sin], axis)
+        return torch.cat([both.flatten(-2), rest], -1)
 
 
 @with_hints
@@ -99,12 +103,13 @@ def rotary(
     *,
     dim: int | None = None,
     length: float = 1.0,
+    interleaved: bool = False,
     frequencies: Sequence[float] | None = None,
     inner: Kernel = dot_product,
 ) -> Rotary:
     """⟨R(s) q, R(t) k⟩ with rotations R: scores that depend on positions through s − t.
 
-    Of the first `dim` coordinates m and m + dim/2 are turned by length · s · base^{−2m/dim}.
+    Pair m of the first `dim` coordinates is turned by the angle length · s · base^{−2m/dim}.
     Positions of a measure lie in [0, 1]; for n tokens at i/n, ``length=n`` gives the angles of
     integer positions.
 
@@ -113,10 +118,12 @@ def rotary(
         dim: how many coordinates of queries and keys are turned, even; all of a head if None,
             fewer for partial rotary positions.
         length: of the sequence that [0, 1] stands for.
+        interleaved: whether pairs are neighbours; otherwise the halves are paired.
         frequencies: in place of base^{−2m/dim}, for scaled variants; dim/2 numbers.
         inner: the kernel whose queries and keys are turned.
     """
     base, length = number(base, "base", above=0), number(length, "length", above=0)
+    interleaved = as_bool(interleaved, "interleaved")
     dim = None if dim is None else count(dim, "dim", least=2)
     if dim is not None and dim % 2:
         raise ValueError(f"dim: expected an even number ≥ 2, got {dim}")
@@ -125,4 +132,4 @@ def rotary(
         dim = 2 * len(frequencies) if dim is None else dim
         if 2 * len(frequencies) != dim:
             raise ValueError(f"frequencies: expected {dim // 2} numbers, got {len(frequencies)}")
-    return Rotary(base, dim, frequencies, length, checked_inner(inner))
+    return Rotary(base, dim, frequencies, length, interleaved, checked_inner(inner))
