@@ -5,15 +5,13 @@ A map of measures F, whose image of the atom x is Γ_μ(x), is the velocity of t
 Dataset, `FlowMap` is the flow as a map of measures, and the rest measures what a flow does.
 """
 
-# Files, each importing only those before it: `constraints`, `velocities`, `merging`, `schemes`,
-# `integrators`, `trajectories`, `flow`, `flow_map`, `stability`; `functionals` imports none of
-# them.
+# Files, each importing only those before it: `constraints`, `functionals`, `schemes`,
+# `integrators`, `trajectories`, `flow`, `flow_map`, `stability`.
 
 from meanfield.dynamics.flow import flow, measure_at
 from meanfield.dynamics.flow_map import FlowMap
-from meanfield.dynamics.functionals import log_energy
+from meanfield.dynamics.functionals import cluster_count, log_energy
 from meanfield.dynamics.integrators import Adaptive
-from meanfield.dynamics.merging import cluster_count
 from meanfield.dynamics.stability import stability
 
 __all__ = [

@@ -12,11 +12,10 @@ import torch
 from torch import Tensor
 
 from meanfield.checks import number
-from meanfield.dynamics.constraints import Constraint, constraint_at
+from meanfield.dynamics.constraints import Constraint, Velocity, constraint_at
 from meanfield.dynamics.integrators import Adaptive, Integrator, integrator_of
 from meanfield.dynamics.schemes import Tableau, stepped, tableau
 from meanfield.dynamics.trajectories import FlowProblem
-from meanfield.dynamics.velocities import Velocity
 from meanfield.layers.composition import Composite, identity_at
 from meanfield.linalg import LinearMap
 from meanfield.maps import Linearisation

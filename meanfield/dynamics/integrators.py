@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from meanfield.checks import choice, count, describe, number
+from meanfield.dynamics.constraints import Velocity
 from meanfield.dynamics.schemes import ADAPTIVE, FIXED, Tableau, stages, stepped, tableau
-from meanfield.dynamics.velocities import Velocity
 from meanfield.errors import ConvergenceError
 from meanfield.linalg.vectors import lengths
 from meanfield.measures import ParticleMeasure

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from meanfield.dynamics.velocities import Velocity
+from meanfield.dynamics.constraints import Velocity
 from meanfield.measures import ParticleMeasure
 
 FIXED = ("rk4", "euler")

@@ -9,11 +9,10 @@ import torch
 import xarray as xr
 
 from meanfield.checks import to_host, without_autocast
-from meanfield.dynamics.constraints import constraint_at
+from meanfield.dynamics.constraints import Velocity, constraint_at
 from meanfield.dynamics.flow_map import FlowMap
 from meanfield.dynamics.integrators import Adaptive
 from meanfield.dynamics.trajectories import TIME, checked_times
-from meanfield.dynamics.velocities import Velocity
 from meanfield.habits import with_hints
 from meanfield.layers.composition import identity_at
 from meanfield.lipschitz import one_sided

@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 
 from meanfield.checks import as_floats, is_traced
-from meanfield.dynamics.constraints import Constraint, constraint_at
+from meanfield.dynamics.constraints import Constraint, Velocity, constraint_at
+from meanfield.dynamics.functionals import coalesced, meets
 from meanfield.dynamics.integrators import Integrator, out_of_range
-from meanfield.dynamics.merging import coalesced, meets
-from meanfield.dynamics.velocities import Velocity
 from meanfield.maps import Map
 from meanfield.measures import ParticleMeasure, check_measure, log_sums
 from meanfield.results import Variable

@@ -21,7 +21,7 @@ from meanfield.experiments.experiment import Experiment
 from meanfield.experiments.settings import along, over, setting
 from meanfield.figures.canvas import figure
 from meanfield.figures.curves import stairs
-from meanfield.figures.particles import draw_paths, projection
+from meanfield.figures.plots import draw_paths, projection
 from meanfield.figures.selection import by_level, select
 from meanfield.results import Variable
 

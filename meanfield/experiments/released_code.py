@@ -211,11 +211,6 @@ def _different(ds: xr.Dataset) -> list[str]:
     return [name for name in _QUANTITIES if not (same and name == "map_constant")]
 
 
-def _conclude(ds: xr.Dataset) -> xr.Dataset:
-    groups = "window" if ds.sizes["window"] > 1 else None
-    return with_laws(ds, _different(ds), by=("layer",), groups=groups)
-
-
 def _title(ds: xr.Dataset) -> str:
     what = _INPUTS[ds.attrs["inputs"]].format(**ds.attrs)
     return (
@@ -268,5 +263,7 @@ EXPERIMENT = Experiment(
         **{name: getattr(s, name) for name in _TOLD},
     },
     figures={"growth": GROWTH, "exponents": exponents(_QUANTITIES)},
-    conclude=_conclude,
+    conclude=lambda ds: with_laws(
+        ds, _different(ds), by=("layer",), groups="window" if ds.sizes["window"] > 1 else None
+    ),
 )

@@ -253,10 +253,10 @@ _VARIABLES = (
 )
 
 
-def _pairs(ds: xr.Dataset, *, causal: bool, sequence: bool) -> xr.Dataset:
+def _plain(ds: xr.Dataset, *, sequence: bool) -> xr.Dataset:
     """Cases of the largest d with the heavy atom at −R: sequences of tokens, or weighted pairs."""
     rows = ds.assign_coords(sequence=ds.n_tokens > 0)
-    rows = select(rows, causal=causal, crowd=-1.0, sequence=sequence)
+    rows = select(rows, causal=False, crowd=-1.0, sequence=sequence)
     return select(rows, dim=int(rows.dim.max()))
 
 
@@ -276,7 +276,7 @@ GROWTH_IN_N = Chart(
     ],
     "Euclidean constant of $n$ tokens in two clusters, plain",
     by="radius",
-    rows=lambda ds: _pairs(ds, causal=False, sequence=True),
+    rows=lambda ds: _plain(ds, sequence=True),
     log="xy",
     ticks=True,
     legend="ends",
@@ -326,7 +326,7 @@ def growth_in_radius(causal: bool) -> Chart:
 
 
 def _weighted(ds: xr.Dataset) -> xr.Dataset:
-    rows = _pairs(ds, causal=False, sequence=False)
+    rows = _plain(ds, sequence=False)
     return rows.isel(case=np.flatnonzero(rows.log_ratio.values > -80))
 
 
@@ -351,14 +351,9 @@ LIGHT_WEIGHT = Chart(
 
 def _with_secants(ds: xr.Dataset) -> xr.Dataset:
     """The plain sequences that have secants, at the radius nearest to 1.5."""
-    rows = _pairs(ds, causal=False, sequence=True)
+    rows = _plain(ds, sequence=True)
     rows = rows.isel(case=np.isfinite(rows.euclidean_secant).all("step"))
     return select(rows, radius=min(rows.radius.values, key=lambda R: abs(R - 1.5)))
-
-
-def _at_origin(ds: xr.Dataset) -> xr.Dataset:
-    rows = select(ds, crowd=0.0, causal=False)
-    return select(rows, dim=int(rows.dim.min()))
 
 
 SPLITTING = Chart(
@@ -376,7 +371,7 @@ SPLITTING = Chart(
         ),
     ],
     lambda ds: f"Heavy atom at 0, light atom at R, d = {int(ds.dim[0])}: splitting and moving",
-    rows=_at_origin,
+    rows=lambda ds: select(ds, crowd=0.0, causal=False, dim=int(ds.dim.min())),
     log="xy",
     xlabel="radius R",
     ylabel="local constant, Wasserstein",

@@ -8,11 +8,10 @@ dashed, a measurement is a line with markers.
 
 # Files, each importing only those before it: `legends`, `canvas` (style, Axes, the options that
 # all figures take), `selection` (which cases), `curves` (columns and formulas), `charts` (figures
-# that are a list of curves), `plots`, `particles`, `saving`.
+# that are a list of curves), `plots`, `saving`.
 
 from meanfield.figures.canvas import figure, style
-from meanfield.figures.particles import plot_particle_paths
-from meanfield.figures.plots import plot_constants, plot_growth
+from meanfield.figures.plots import plot_constants, plot_growth, plot_particle_paths
 from meanfield.figures.saving import save_all
 
 __all__ = [

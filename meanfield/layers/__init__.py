@@ -9,14 +9,13 @@ certified error.
 """
 
 from meanfield.layers.chain import Chain
-from meanfield.layers.clip import Clip
+from meanfield.layers.composition import Residual
+from meanfield.layers.composition import Sum as Sum
 from meanfield.layers.contraction import Bounded, contractive
 from meanfield.layers.inverse import invert
 from meanfield.layers.mlp import MLP
-from meanfield.layers.normalised import LayerNorm, RMSNorm
+from meanfield.layers.normalised import Clip, LayerNorm, RMSNorm
 from meanfield.layers.particlewise import Particlewise, Pointwise
-from meanfield.layers.residual import Residual
-from meanfield.layers.sums import Sum as Sum
 
 # What is imported `as` itself is not in the list, but may be taken from here as well.
 __all__ = [

@@ -1,17 +1,21 @@
-"""Maps made of maps: what a composite declares follows from its parts."""
+"""Maps made of maps: what they have in common, residual maps x + scale · F(x), and sums."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import reduce
+from operator import add
+from typing import final
 
 import torch
 from torch import Tensor
 
-from meanfield.checks import describe
+from meanfield.checks import describe, name_of, number
+from meanfield.images import image_of
 from meanfield.linalg import LinearMap
-from meanfield.maps import BallBounds, Linearisation, Map
+from meanfield.maps import BallBounds, Linearisation, Map, expanded_radii, linearize
 from meanfield.maps.map import as_map, ball_bounds
 from meanfield.measures import MeasureMap, ParticleMeasure
 
@@ -89,3 +93,134 @@ def identity_at(mu: ParticleMeasure) -> Linearisation:
     """The linearisation of μ ↦ μ: atoms of weight 0 are absent from it, as from any other."""
     present = (mu.log_weights > -math.inf)[..., None].to(mu.dtype).expand(mu.points.shape)
     return Linearisation(LinearMap.diagonal(present), LinearMap.diagonal(present.unsqueeze(-2)))
+
+
+@final
+@dataclass(frozen=True, eq=False, init=False)
+class Residual(Composite):
+    """Atoms move from xᵢ to xᵢ + scale · yᵢ, yᵢ the atom of F(μ); weights and positions stay.
+
+    A residual block of a transformer: pre-norm is ``Residual(Chain([norm, F]))``, post-norm
+    ``Chain([Residual(F), norm])``, peri-norm ``Residual(Chain([norm, F, norm]))``.
+
+    Args:
+        map: F, a map of measures into the same dimension.
+        scale: factor of the displacement.
+
+    Example:
+        >>> from meanfield.layers import Pointwise
+        >>> G = Residual(Pointwise(lambda x: x**2), scale=0.5)
+        >>> G(ParticleMeasure([[2.0]])).points
+        tensor([[4.]], dtype=torch.float64)
+    """
+
+    scale: float
+
+    def __init__(self, map: MeasureMap, scale: float = 1.0) -> None:
+        super().__init__([as_map(map, "map")])
+        object.__setattr__(self, "scale", number(scale, "scale"))
+
+    @property
+    def map(self) -> Map:
+        """F."""
+        return self.maps[0]
+
+    def __call__(self, mu: ParticleMeasure, /) -> ParticleMeasure:
+        """The displaced measure.
+
+        Raises:
+            ValueError: F goes to another dimension.
+        """
+        image = image_of(self.map, mu).points
+        if image.shape != mu.points.shape:
+            raise ValueError(
+                f"Residual: expected {name_of(self.map)} to keep the shape "
+                f"{tuple(mu.points.shape)} of the points, got {tuple(image.shape)}"
+            )
+        return mu.replace(mu.points + self.scale * image)
+
+    def linearisation(self, mu: ParticleMeasure, *, geometry: str = "euclidean") -> Linearisation:
+        """I + scale · that of F, for the atoms and for the field."""
+        still, moved = identity_at(mu), linearize(self.map, mu, geometry=geometry)
+        return Linearisation(
+            still.atoms + self.scale * moved.atoms, still.field + self.scale * moved.field
+        )
+
+    def _upper_of_parts(self, mu: ParticleMeasure) -> Tensor:
+        """1 + |scale| times the bound that F declares, ``(*batch,)``."""
+        return 1 + abs(self.scale) * self.map.local_upper(mu)
+
+    def ball_bounds(
+        self, mu: ParticleMeasure, radii: Tensor | float, *, splitting: bool = True
+    ) -> BallBounds:
+        """I + scale · J changes as scale · J does; an atom's own step adds to its displacement.
+
+        Raises:
+            NotImplementedError: F declares nothing in a ball.
+        """
+        found = part_in_ball(self.map, mu, radii, splitting=splitting)
+        factor = abs(self.scale)
+        return BallBounds.of(
+            1 + factor * found.constant,
+            factor * found.change,
+            1 + factor * found.upper,
+            expanded_radii(mu, radii) + factor * found.displacement,
+        )
+
+
+@final
+@dataclass(frozen=True, eq=False, init=False)
+class Sum(Composite):
+    """Atoms move to Σ_m yᵢ^m, y^m the atoms of F_m(μ): branches side by side.
+
+    ``Residual(Sum([attention, mlp]))`` is the parallel block of GPT-NeoX. The maps are its
+    `heads`, so that `lipschitz.localize` can tell their contributions to a local constant.
+
+    Args:
+        maps: maps of measures into one dimension.
+    """
+
+    def __call__(self, mu: ParticleMeasure, /) -> ParticleMeasure:
+        """The sum.
+
+        Raises:
+            ValueError: the maps go to several dimensions.
+        """
+        images = [image_of(each, mu).points for each in self.maps]
+        if len({image.shape for image in images}) > 1:
+            shapes = {name_of(F): tuple(y.shape) for F, y in zip(self.maps, images, strict=True)}
+            raise ValueError(f"Sum: expected maps into one dimension, got points {shapes}")
+        return mu.replace(reduce(add, images))
+
+    def linearisation(self, mu: ParticleMeasure, *, geometry: str = "euclidean") -> Linearisation:
+        """The sum of those of the maps."""
+        parts = [linearize(each, mu, geometry=geometry) for each in self.maps]
+        return Linearisation(
+            reduce(add, [part.atoms for part in parts]),
+            reduce(add, [part.field for part in parts]),
+        )
+
+    def _upper_of_parts(self, mu: ParticleMeasure) -> Tensor:
+        """The sum of the maps' own bounds, ``(*batch,)``."""
+        return reduce(add, [each.local_upper(mu) for each in self.maps])
+
+    def ball_bounds(
+        self, mu: ParticleMeasure, radii: Tensor | float, *, splitting: bool = True
+    ) -> BallBounds:
+        """The sums of what the maps declare.
+
+        Raises:
+            NotImplementedError: one of the maps declares nothing in a ball.
+        """
+        found = [part_in_ball(each, mu, radii, splitting=splitting) for each in self.maps]
+        return BallBounds.of(
+            reduce(add, [each.constant for each in found]),
+            reduce(add, [each.change for each in found]),
+            reduce(add, [each.upper for each in found]),
+            reduce(add, [each.displacement for each in found]),
+        )
+
+    @property
+    def heads(self) -> tuple[Map, ...]:  # type: ignore[override]
+        """The maps."""
+        return self.maps

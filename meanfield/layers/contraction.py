@@ -11,8 +11,7 @@ from torch import Tensor
 
 from meanfield.checks import choice, number
 from meanfield.habits import with_hints
-from meanfield.layers.composition import Composite, part_in_ball
-from meanfield.layers.residual import Residual
+from meanfield.layers.composition import Composite, Residual, part_in_ball
 from meanfield.maps import BallBounds, Linearisation, Map, expanded_radii, linearize
 from meanfield.maps.map import as_map, scaled_radii
 from meanfield.measures import MeasureMap, ParticleMeasure

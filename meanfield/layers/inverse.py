@@ -12,8 +12,8 @@ from meanfield.checks import as_bool, count, describe, number
 from meanfield.errors import ConvergenceError
 from meanfield.habits import with_hints
 from meanfield.layers.chain import Chain
+from meanfield.layers.composition import Residual
 from meanfield.layers.contraction import Bounded, size
-from meanfield.layers.residual import Residual
 from meanfield.linalg import operator_norm
 from meanfield.maps import linearize
 from meanfield.measures import MeasureMap, ParticleMeasure, check_measure
@@ -101,7 +101,9 @@ def invert(
             share = math.prod(1 - stage.factor for stage in stages[:k]) / len(stages)
             goal = share * rtol * size(nu.points, nu, "l2")
             if k + 1 < len(stages) and (stages[k + 1].norm, stages[k].norm) == ("l2", "max"):
-                error = _in_max_norm(error, nu)
+                # maxᵢ |xᵢ| from (Σ aᵢ|xᵢ|²)^½: the lightest atom may carry all of it.
+                logs = nu.log_weights
+                error = error * (-0.5 * logs.where(logs > -math.inf, 0.0).amin(-1)).exp()
             answers.append(stages[k].solve(found, error, goal, max_steps, probe))
             found, error = answers[-1].measure, answers[-1].error
         largest = torch.maximum(size(nu.points, nu, "l2"), size(found.points, found, "l2"))
@@ -199,12 +201,6 @@ class _Stage:
             for weighted in (J.matvec(top.direction), top.direction)
         )
         return torch.where(run > 0, rise / (self.map.constant * run), 0.0)
-
-
-def _in_max_norm(error: Tensor, mu: ParticleMeasure) -> Tensor:
-    """A bound of maxᵢ |xᵢ| from (Σ aᵢ|xᵢ|²)^½: the lightest atom may carry all of it."""
-    light = mu.log_weights.masked_fill(mu.log_weights == -math.inf, 0.0).amin(-1)
-    return error * (-0.5 * light).exp()
 
 
 def _reason(answer: Inversion, rtol: float) -> str:

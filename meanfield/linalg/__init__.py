@@ -1,10 +1,9 @@
 """Linear maps given by their products, and their norms with the evidence."""
 
 # Files, each importing only those before it: `vectors` (lengths), `blocks` (the blocks of a map of
-# tokens), `linear_map` (`LinearMap`), `basis` (`Basis`), `bidiagonalisation` (the process),
-# `upper_end` (what it leaves possible), `certain` (bounds from blocks), `evidence` (`certify`),
-# `solvers` (`NormSolver`), `dense`, `krylov` and `row_weights` (three of them), `norms` (the
-# choice).
+# tokens), `linear_map` (`LinearMap`), `bidiagonalisation` (the process and its bases), `upper_end`
+# (what it leaves possible), `certain` (bounds from blocks), `evidence` (`certify`), `solvers`
+# (`NormSolver`), `dense`, `krylov` and `row_weights` (three of them), `norms` (the choice).
 
 from meanfield.linalg.dense import Dense
 from meanfield.linalg.evidence import Candidate, NormEstimate, certify

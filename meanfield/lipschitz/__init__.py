@@ -5,19 +5,18 @@ is faster.
 """
 
 # Files, each importing only those before it: `constant`, `differentiable`, `local`, `one_sided`,
-# `remainders`, `caches`, `infinity`, `localization`, `search`, `secant`,
-# `comparison`, `ball`, `certified`, `orders`.
+# `remainders`, `caches`, `localization`, `search`, `secant`, `comparison`, `ball`, `certified`,
+# `orders`.
 
 from meanfield.lipschitz.ball import ball_upper
 from meanfield.lipschitz.caches import cache_error
 from meanfield.lipschitz.certified import Readout, certified_radius
 from meanfield.lipschitz.comparison import compare_lemma_3_2
 from meanfield.lipschitz.constant import LocalLipschitz
-from meanfield.lipschitz.infinity import infinity_norm
 from meanfield.lipschitz.local import local_lipschitz
 from meanfield.lipschitz.localization import localize
 from meanfield.lipschitz.one_sided import one_sided
-from meanfield.lipschitz.orders import local_order
+from meanfield.lipschitz.orders import infinity_norm, local_order
 from meanfield.lipschitz.search import worst_case
 from meanfield.lipschitz.secant import SecantRatio, secant_ratio
 

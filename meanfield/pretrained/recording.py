@@ -1,12 +1,15 @@
-"""What enters and leaves the modules of a model while it runs."""
+"""Run models of transformers: in float64, and with what enters and leaves their modules."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
 
 class Call(NamedTuple):
@@ -38,3 +41,31 @@ def recorded(modules: Sequence[Any]) -> Iterator[list[Call]]:
     finally:
         for hook in hooks:
             hook.remove()
+
+
+class InFloat64(TorchFunctionMode):
+    """While it lasts, nothing in float64 is rounded to float32.
+
+    RMSNorm, the angles of rotary positions and the plain softmax of transformers are computed in
+    float32 whatever the dtype of the weights, which leaves seven digits of a model in float64.
+    """
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """The call, with float64 where it asks for float32."""
+        named = dict(kwargs or {})
+        if func is torch.Tensor.float:
+            func = torch.Tensor.double
+        elif func is torch.Tensor.to and (
+            args[0].dtype == torch.float64 or not args[0].dtype.is_floating_point
+        ):
+            args = tuple(torch.float64 if a is torch.float32 else a for a in args)
+            named = {k: torch.float64 if v is torch.float32 else v for k, v in named.items()}
+        elif func is functional.softmax:
+            named["dtype"] = torch.float64
+        return func(*args, **named)

@@ -8,8 +8,7 @@ from torch import Tensor
 from meanfield.layers import Chain
 from meanfield.maps import Map
 from meanfield.measures import ParticleMeasure
-from meanfield.pretrained.precision import InFloat64
-from meanfield.pretrained.recording import recorded
+from meanfield.pretrained.recording import InFloat64, recorded
 from meanfield.pretrained.transformer import Transformer
 
 # Largest relative difference of a block's outputs in float64: rounding is near 1e-13.

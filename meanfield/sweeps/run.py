@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import sys
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,17 +14,63 @@ import xarray as xr
 
 from meanfield.checks import as_bool, as_path, count, describe
 from meanfield.habits import with_hints
-from meanfield.results.cases import FAILED, PENDING, Columns, Labels
+from meanfield.results.cases import FAILED, NOT_CONVERGED, PENDING, Columns, Labels
 from meanfield.results.store import Store, description_at, open_store
 from meanfield.sweeps.batches import Batch
 from meanfield.sweeps.executors import Run, check_executor
 from meanfield.sweeps.grid import Grid, case_keys
 from meanfield.sweeps.plan import SweepPlan, Task, make_plan
-from meanfield.sweeps.progress import Progress
 
+_log = logging.getLogger("meanfield")
+_log.addHandler(logging.NullHandler())
+_SECONDS_BETWEEN_LINES = 60.0
 _PROBES = 16  # cases that are tried to learn the variables, where none are declared
 _FILES = {".nc", ".h5", ".csv", ".json", ".npz", ".parquet", ".pkl"}  # kinds that no folder is
 _Piece = tuple[list[int], Batch]  # places of cases, and their values
+
+
+class Progress:
+    """Counts finished cases, some of them found in a store, and shows how many there are."""
+
+    def __init__(self, total: int, *, done: int = 0, found: int = 0, visible: bool = True) -> None:
+        from tqdm import tqdm
+
+        self._total, self._n_before, self._counts = total, done, np.zeros(4, int)
+        self._start = self._last_line = time.monotonic()
+        # None: no bar unless standard error is a terminal, so that logs stay readable.
+        disable = None if visible else True
+        self._bar: Any = tqdm(total=total, initial=done, unit="case", disable=disable)
+        self._lines = visible and self._bar.disable
+        if visible and found:
+            self._bar.write(f"{found} of {total} cases found", file=sys.stderr)
+
+    def advance(self, status: np.ndarray) -> None:
+        """Count finished cases by their status."""
+        self._counts += np.bincount(status, minlength=4)
+        self._bar.update(len(status))
+        if time.monotonic() - self._last_line >= _SECONDS_BETWEEN_LINES:
+            self._say()
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._bar.close()
+        self._say()
+        if kind is None and (self._counts[FAILED] or self._counts[NOT_CONVERGED]):
+            _log.warning(
+                "%d of %d cases failed and %d did not converge; `status` and `message` say which",
+                self._counts[FAILED], self._n_before + self._counts.sum(),
+                self._counts[NOT_CONVERGED],
+            )  # fmt: skip
+
+    def _say(self) -> None:
+        if not self._lines:
+            return
+        self._last_line = time.monotonic()
+        n, elapsed = self._n_before + self._counts.sum(), self._last_line - self._start
+        meter = self._bar.format_meter(n, self._total, elapsed, ncols=79, ascii=True)
+        self._bar.write(f"sweep: {meter}", file=sys.stderr)
 
 
 @with_hints

@@ -160,7 +160,8 @@ def certified(
     plan = _settled(problem, plan)
     moved = problem.moved(plan.rows, plan.cols)
     value = power_mean(plan.log_mass, moved, order)
-    error = _relative_error(problem, plan.rows.shape[-1])
+    rounded = _sum_error(plan.rows.shape[-1]) + 2 * problem.dim + 24
+    error = (rounded - 2 * problem.logs.min(-1)) * UNIT  # logarithms are at most 0
     missing, plan_doubt = _misplaced(problem, plan, moved)
     repair = (missing + plan_doubt) ** (1 / order)
     underflow = _lost_to_underflow(plan.log_mass, moved, value)
@@ -486,12 +487,6 @@ def _tiny(order: float) -> float:
 def _sum_error(count: int) -> float:
     """Units in the last place of a sum of `count` terms: NumPy adds pairwise, 128 in a row."""
     return 24 + math.log2(count + 1)
-
-
-def _relative_error(problem: Problem, count: int) -> np.ndarray:
-    """Of a power mean of `count` lengths."""
-    least = problem.logs.min(-1)  # all are at most 0
-    return (_sum_error(count) + 2 * problem.dim + 24 - 2 * least) * UNIT
 
 
 def _doubts(problem: Problem, added: float = 0.0) -> np.ndarray:

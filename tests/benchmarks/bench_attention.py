@@ -1,30 +1,26 @@
-"""Attention against torch's fused kernel, and memory and time of a local constant as n grows.
+"""Memory and time of a local constant as n grows.
 
-    python tests/benchmarks/bench_attention.py [--forward N ...] [--euclidean N ...]
-        [--wasserstein N ...] [--max-steps K] [--device cpu] [--json FILE] [--plot FIGURE.png]
+    python tests/benchmarks/bench_attention.py [--euclidean N ...] [--wasserstein N ...]
+        [--max-steps K] [--device cpu] [--json FILE] [--plot FIGURE.png]
 
 d = 64, one head, float32, uniform weights, standard normal atoms and entries of standard deviation
-1/8. Forward: the median of interleaved runs of `scaled_dot_product_attention` alone and of the
-whole layer (projections included). Local constants: each in a process of its own; peak is its
-largest resident memory, base what it was before the measure was made. OMP_NUM_THREADS rules the
-threads. Results are merged into the JSON file by name.
+1/8. Each in a process of its own; peak is its largest resident memory, base what it was before the
+measure was made. OMP_NUM_THREADS rules the threads. Results are merged into the JSON file by name.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import platform
 import resource
-import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from tables import machine
 
 from meanfield import AttentionParameters, ParticleMeasure, SelfAttention
 from meanfield.linalg import Lanczos
@@ -38,39 +34,6 @@ def problem(n: int, device: str) -> tuple[SelfAttention, ParticleMeasure]:
     points = torch.randn(n, DIM, generator=generator)
     parameters = AttentionParameters.random(DIM, dtype=torch.float32, generator=generator)
     return SelfAttention(parameters.to(device)), ParticleMeasure(points.to(device))
-
-
-def seconds(function: Callable[[], Any], device: str) -> float:
-    start = time.perf_counter()
-    function()
-    if device != "cpu":
-        torch.cuda.synchronize()
-    return time.perf_counter() - start
-
-
-def forward(n: int, device: str, repeats: int) -> dict[str, float]:
-    F, mu = problem(n, device)
-    par = F.parameters
-    q, k, v = (mu.points @ matrix.mT for matrix in (par.query, par.key, par.value))
-
-    def fused() -> torch.Tensor:
-        return torch.nn.functional.scaled_dot_product_attention(q[None], k[None], v[None])
-
-    exact = SelfAttention(F.parameters.to(torch.float64))(mu.to(torch.float64)).points
-    image = F(mu).points  # also the warm-up
-    error = (image.double() - exact).norm() / exact.norm()
-    ours, theirs = [], []
-    for _ in range(repeats):
-        theirs.append(seconds(fused, device))
-        ours.append(seconds(lambda: F(mu), device))
-    ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
-    return {
-        "n": n,
-        "layer_s": statistics.median(ours),
-        "fused_s": statistics.median(theirs),
-        "ratio": statistics.median(ratios),
-        "relative_error": float(error),
-    }
 
 
 def peak_mb() -> float:
@@ -95,7 +58,7 @@ def local(n: int, geometry: str, device: str, max_steps: int) -> dict[str, Any]:
         "n": n,
         "geometry": geometry,
         "seconds": time.perf_counter() - start,
-        "threads": torch.get_num_threads(),
+        "machine": machine(device),
         "base_mb": base,
         "peak_mb": peak_mb(),
         "value": float(constant.value),
@@ -125,16 +88,16 @@ def figure(results: dict[str, Any], path: Path) -> None:
 
     fig, axes = plt.subplots(1, 2, figsize=(9, 3.5), layout="constrained")
     for geometry in ("euclidean", "wasserstein"):
-        rows = [r for r in results.values() if r.get("geometry") == geometry]
+        rows = [r for r in results.values() if r["geometry"] == geometry]
         rows.sort(key=lambda r: r["n"])
         n = [r["n"] for r in rows]
         axes[0].loglog(n, [r["peak_mb"] for r in rows], "o-", label=geometry)
         axes[1].loglog(n, [r["seconds"] for r in rows], "o-", label=geometry)
-    sizes = sorted({r["n"] for r in results.values() if "geometry" in r})
+    sizes = sorted({r["n"] for r in results.values()})
     axes[0].loglog(sizes, [4 * s * s / 2**20 for s in sizes], "k:", label="one n × n matrix")
     axes[0].axhline(1536, color="0.6", lw=1, label="1.5 GiB")
     if sizes:
-        last = max((r for r in results.values() if "geometry" in r), key=lambda r: r["n"])
+        last = max(results.values(), key=lambda r: r["n"])
         axes[1].loglog(
             sizes, [last["seconds"] * (s / last["n"]) ** 2 for s in sizes], "k:", label="n²"
         )
@@ -146,12 +109,10 @@ def figure(results: dict[str, Any], path: Path) -> None:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--forward", type=int, nargs="*", default=[1024, 2048, 4096, 8192, 16384])
     sizes = [2**k for k in range(10, 17)]
     parser.add_argument("--euclidean", type=int, nargs="*", default=sizes)
     parser.add_argument("--wasserstein", type=int, nargs="*", default=sizes)
     parser.add_argument("--max-steps", type=int, default=300)
-    parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--json", type=Path, default=Path(__file__).with_name("attention.json"))
     parser.add_argument("--plot", type=Path, help="figure of memory and time against n")
@@ -166,23 +127,12 @@ def main() -> None:
         print(json.dumps(local(int(n), geometry, args.device, args.max_steps)))
         return
     results = json.loads(args.json.read_text()) if args.json.exists() else {}
-    results["machine"] = {
-        "torch": torch.__version__,
-        "processor": platform.processor() or platform.machine(),
-        "threads": torch.get_num_threads(),
-        "device": args.device,
-    }
-
-    def keep(name: str, row: dict[str, Any]) -> None:
-        results[name] = row
-        print(name, row, flush=True)
-        args.json.write_text(json.dumps(results, indent=1) + "\n")
-
-    for n in args.forward:
-        keep(f"forward {n}", forward(n, args.device, args.repeats))
     for geometry in ("euclidean", "wasserstein"):
         for n in getattr(args, geometry):
-            keep(f"{geometry} {n}", apart(n, geometry, args.device, args.max_steps))
+            row = apart(n, geometry, args.device, args.max_steps)
+            results[f"{geometry} {n}"] = row
+            print(row, flush=True)
+            args.json.write_text(json.dumps(results, indent=1) + "\n")
     if args.plot:
         figure(results, args.plot)
 

@@ -1,30 +1,24 @@
 """One pair beside POT and SciPy: the table of ratios of the page of performance, and its JSON.
 
-    python tests/benchmarks/bench_transport_ratios.py [--sizes N ...] [--repeats R] [--quick]
-        [--no-page]
+    python tests/benchmarks/bench_transport_ratios.py [--quick]
 
 A ratio is the CPU time of the best of POT's `emd2` and SciPy's assignment (uniform weights), each
 with its matrix of costs, over that of `solve_w2` with its evidence: above 1 ours is faster. All
 take turns in one process, and the least of their times counts, so that a busy machine moves them
 alike: 60 turns up to n = 100, then fewer as n grows, and one from 6,000 on. There POT takes up to
 minutes and gigabytes, so that each cell has one case, and all kinds of clouds occur. The whole
-takes about a quarter of an hour. The table stands between two comments of `.docs/performance.md`,
-and is written there.
+takes about a quarter of an hour.
 """
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import json
-import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
-import torch
 from scipy.optimize import linear_sum_assignment
 from scipy.spatial.distance import cdist
-from tables import least, machine, show
+from tables import least, machine, main
 
 from meanfield.transport import solve_w2
 
@@ -89,10 +83,13 @@ def case(n: int, d: int, kind: str, weights: str, turns: int) -> dict:
         "pot_ms": others[0],
         "assignment_ms": others[1] if len(others) > 1 else None,
         "ratio": min(others) / ours,
+        "machine": machine(),
     }
 
 
-def cases(sizes: Sequence[int], repeats: int) -> Iterator[dict]:
+def rows(quick: bool, device: str) -> Iterator[dict]:
+    solve_w2(np.zeros((3, 2)), np.ones((4, 2)))  # imports
+    sizes, repeats = ((10, 100), 10) if quick else (SIZES, 60)
     for n, d, kind, weights in itertools.product(sizes, DIMS, KINDS, ("uniform", "Dirichlet")):
         if n < LARGE or LARGE_KINDS[d, weights] == kind:
             turns = 1 if n >= LARGE else max(2, repeats * 100 // max(n, 100))
@@ -100,7 +97,8 @@ def cases(sizes: Sequence[int], repeats: int) -> Iterator[dict]:
 
 
 def table(found: list[dict]) -> str:
-    """Ranges over the kinds of clouds, by size, dimension and weights."""
+    """Ranges over the kinds of clouds, by size, dimension and weights; of the last machine."""
+    found = [c for c in found if c["machine"] == found[-1]["machine"]]
     heads = [f"d = {d}, {w}" for d in DIMS for w in ("uniform", "Dirichlet")]
     lines = ["| n | " + " | ".join(heads) + " |", "|---" * (len(heads) + 1) + "|"]
     for n in dict.fromkeys(c["n"] for c in found):
@@ -113,31 +111,8 @@ def table(found: list[dict]) -> str:
                 cells.append(one if len(same) == 1 else f"{min(ratios):.2g} – {max(ratios):.2g}")
         name = f"{n:,}" if n < LARGE else f"{n:,}, once each"
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    return "\n".join([*lines, "", f"On {machine()}."])
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
-    parser.add_argument("--repeats", type=int, default=60, help="turns up to n = 100")
-    parser.add_argument("--quick", action="store_true", help="n = 10 and 100, and no files")
-    parser.add_argument("--no-page", action="store_true")
-    here = pathlib.Path(__file__)
-    parser.add_argument("--out", type=pathlib.Path, default=here.with_suffix(".json"))
-    args = parser.parse_args()
-    torch.set_num_threads(1)
-    solve_w2(np.zeros((3, 2)), np.ones((4, 2)))  # imports
-    found = []
-    for each in cases([10, 100] if args.quick else args.sizes, 10 if args.quick else args.repeats):
-        print(json.dumps(each), flush=True)
-        found.append(each)
-    print(table(found))
-    if args.quick:
-        return
-    args.out.write_text(json.dumps(found, indent=1) + "\n")
-    if not args.no_page:
-        show(__file__, table(found))
+    return "\n".join([*lines, "", f"On {found[-1]['machine']}."])
 
 
 if __name__ == "__main__":
-    main()
+    main(__file__, rows, table=table)

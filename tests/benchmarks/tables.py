@@ -18,7 +18,7 @@ function that yields rows, and a pair of comments on the page where its table go
 `python tests/benchmarks/bench_NAME.py [--quick] [--device cuda]` measures, writes
 `bench_NAME.json` and the table; `--quick` takes small sizes and writes nothing. Rows of another
 machine are kept, so that a run on a GPU adds to those of a CPU. A script whose table has another
-shape calls `show` itself. `python tests/benchmarks/run_all.py` runs every script of the page.
+shape gives `main` what makes it. `python tests/benchmarks/run_all.py` runs all of the page.
 """
 
 from __future__ import annotations
@@ -151,8 +151,8 @@ def kept(file: Path, rows: list[dict]) -> list[dict]:
     return [row for row in old if row["machine"].split(",")[0] not in here] + rows
 
 
-def main(script: str, rows: Rows) -> None:
-    """The command line of a benchmark whose rows are those of `beside`."""
+def main(script: str, rows: Rows, *, table: Callable[[list[dict]], str] = table) -> None:
+    """The command line of a benchmark; its table is that of the rows of `beside`, or its own."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--quick", action="store_true", help="small sizes, nothing written")
     parser.add_argument("--device", default="cpu")

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from meanfield import ParticleMeasure, dynamics, measures, merge
-from meanfield.dynamics import functionals, merging
+from meanfield.dynamics import functionals
 from meanfield.measures import split, stack
 
 
@@ -99,7 +99,7 @@ def test_clusters_are_the_components_of_the_graph_of_short_distances(monkeypatch
         count, expected = connected_components(graph)
         merged, labels = measures.merge_labelled(mu, scale)
         assert int(dynamics.cluster_count(mu, scale)) == merged.n_particles == count
-        assert merging.meets(mu, scale) == (count < 60)
+        assert functionals.meets(mu, scale) == (count < 60)
         pairs = labels[:, None] == labels
         np.testing.assert_array_equal(pairs, expected[:, None] == expected)
         for c in range(count):

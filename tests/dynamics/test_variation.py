@@ -17,8 +17,7 @@ from meanfield import (
     dynamics,
     sampling,
 )
-from meanfield.dynamics.constraints import constraint_at
-from meanfield.dynamics.velocities import Velocity
+from meanfield.dynamics.constraints import Velocity, constraint_at
 from meanfield.layers import Pointwise
 from meanfield.linalg import Certified, Lanczos
 from meanfield.lipschitz import local_lipschitz, one_sided

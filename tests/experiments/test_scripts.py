@@ -1,9 +1,11 @@
-"""Scripts that sweep: what each shows, at a tiny size."""
+"""Every numbered script runs; those that sweep: what each shows, at a tiny size."""
 
 from __future__ import annotations
 
 import math
 import runpy
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +19,22 @@ from meanfield.attention.normalizations import exponential
 from meanfield.figures.canvas import FORMULA
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+NUMBERED = sorted(EXAMPLES.glob("[0-9]*.py"))
+
+
+def test_every_example_has_a_number_of_its_own():
+    numbers = [int(path.name[:2]) for path in NUMBERED]
+    assert numbers == sorted(set(numbers))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", NUMBERED[:5], ids=lambda path: path.stem)
+def test_the_examples_run_quickly_and_draw(path, tmp_path):
+    command = [sys.executable, str(path), "--quick", "--out", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+    assert list(tmp_path.glob("*.png"))
 
 
 def script(name: str) -> dict:

@@ -44,7 +44,7 @@ LOOPS = ast.For, ast.While, ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.Dic
 LOOKS = {
     "inverse.py": 2,  # one a step of Newton's method, of at least one product
     "krylov.py": 2,  # one in four steps, on the host
-    "merging.py": 1,  # one a block of distances
+    "functionals.py": 1,  # one a block of distances
     "derivative_checks.py": 1,  # one a light atom's probe
     "search.py": 1,  # one a step, on the host
     "sinkhorn.py": 2,  # one in several steps, of n² numbers

@@ -10,8 +10,7 @@ import torch
 
 from meanfield.attention import AttentionParameters, SelfAttention
 from meanfield.linalg import Lanczos, LinearMap, certify, dense, krylov, operator_norm
-from meanfield.linalg.basis import Basis, lengths_of
-from meanfield.linalg.bidiagonalisation import Bidiagonalisation
+from meanfield.linalg.bidiagonalisation import Basis, Bidiagonalisation, lengths_of
 from meanfield.linalg.norms import largest_block_norm
 from meanfield.lipschitz import local_lipschitz
 from meanfield.maps import linearize

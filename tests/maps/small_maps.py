@@ -7,8 +7,7 @@ import torch
 from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, split
 from meanfield.attention import kernels, normalizations
 from meanfield.dynamics import FlowMap
-from meanfield.dynamics.constraints import constraint_at
-from meanfield.dynamics.velocities import Velocity
+from meanfield.dynamics.constraints import Velocity, constraint_at
 from meanfield.layers import (
     MLP,
     Chain,

@@ -1,4 +1,4 @@
-"""The table of constants of a model: each number is the one that a call of its own gives."""
+"""The table of constants of a model: each number is that of a call of its own; certain bounds."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import pytest
 import torch
 import xarray as xr
 
-from meanfield import figures
+from meanfield import bounds, figures
 from meanfield.bounds import local_upper
-from meanfield.lipschitz import local_lipschitz
+from meanfield.lipschitz import ball_upper, local_lipschitz
 from meanfield.pretrained import constants
 
 pytest.importorskip("transformers")
+from tests.pretrained import small_models
 from tests.pretrained.small_models import small
 
 IDS = torch.arange(3, 8)
@@ -83,3 +84,24 @@ def test_texts_of_several_lengths_have_the_constants_that_each_has_alone():
             assert found == pytest.approx(alone[variable].values, rel=1e-3)
     assert together.block.dims == ("layer", "text")
     assert all(variable.attrs["long_name"] for variable in together.variables.values())
+
+
+# One of each family, and the kernels that a configuration may ask for.
+CASES = [*dict.fromkeys(name.split(",")[0] for name in small_models.CASES), "llama, biased"]
+# Whose attention is bounded alone too: of each kernel one.
+ALONE = ("bert", "gpt_neox", "llama", "gemma2", "qwen3", "olmo2")
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_blocks_of_every_family_and_attention_of_every_kernel_have_bounds(case, monkeypatch):
+    source, n = small(case), 4
+    mu = source.block(0, length=n)(source.embeddings(torch.arange(1, n + 1)))
+    monkeypatch.setattr("meanfield.maps.map._FACTORED", 0)  # as of larger models
+    parts = [source.block(1, length=n)]
+    if case in ALONE:
+        parts.append(source.attention(1, length=n))
+    for F in parts:
+        constant = float(local_lipschitz(F, mu).value)
+        assert constant <= float(bounds.local_upper(F, mu)) <= 2.5 * constant
+        near = ball_upper(F, mu, torch.tensor([0.0, 1e-7], dtype=mu.dtype))
+        assert bool((near >= constant * (1 - 1e-12)).all() and near.isfinite().all())

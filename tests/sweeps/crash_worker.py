@@ -27,7 +27,8 @@ from tqdm import tqdm
 
 from meanfield import results
 from meanfield.results import store as storing
-from meanfield.sweeps import progress, sweep
+from meanfield.sweeps import sweep
+from meanfield.sweeps.run import Progress
 from tests.sweeps import sweep_functions as functions
 
 N, REPETITIONS, SEED = [2, 4, 8], 40, 4
@@ -72,13 +73,13 @@ def run(mode: str, store: Path, address: str = "") -> None:
 def report_to(path: Path) -> None:
     """Write down how many cases are reported as done, whenever some are."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-    advance = progress.Progress.advance
+    advance = Progress.advance
 
     def reported(self: Any, status: Any) -> None:
         os.write(descriptor, f"{len(status)}\n".encode())
         advance(self, status)
 
-    progress.Progress.advance = reported  # type: ignore[method-assign]
+    Progress.advance = reported  # type: ignore[method-assign]
 
 
 def run_script(path: Path) -> None:

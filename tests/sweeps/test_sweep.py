@@ -16,7 +16,7 @@ from meanfield import results
 from meanfield.results import Variable
 from meanfield.sweeps import Task, sweep
 from meanfield.sweeps.grid import case_keys, case_seed, cases_of
-from meanfield.sweeps.progress import Progress
+from meanfield.sweeps.run import Progress
 from tests.sweeps import sweep_functions as functions
 
 

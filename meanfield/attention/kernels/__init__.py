@@ -7,9 +7,8 @@
 kernels that change another one, as `soft_cap` does, are in ``kernel.py``.
 """
 
-from meanfield.attention.kernels.bilinear import dot_product
+from meanfield.attention.kernels.bilinear import dot_product, l2
 from meanfield.attention.kernels.cosine import cosine, qk_norm
-from meanfield.attention.kernels.euclidean import l2
 from meanfield.attention.kernels.kernel import Features, Kernel
 from meanfield.attention.kernels.rotary import rotary
 from meanfield.attention.kernels.score_changes import alibi, soft_cap, window
