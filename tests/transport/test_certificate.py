@@ -123,6 +123,20 @@ def test_crumbs_beside_a_permutation_cost_nothing() -> None:
         assert float(answer.upper) == 0
 
 
+@pytest.mark.parametrize("order", [1, 2, 3])
+def test_mass_that_a_column_holds_too_much_is_paid_for_where_it_has_to_go(order: int) -> None:
+    """The light atom at 2 goes to −1, and the plan says to 1; the others stay, far to both sides.
+
+    By 2^{p−1} (C + ‖y − z‖^p) for what leaves its column the upper end would be 6^½ of 9^½.
+    """
+    x, y, light = (np.array([[-1e3, 0.0, 2.0, 1e3]]), np.array([[-1e3, -1.0, 1.0, 1e3]]), 1e-3)
+    logs = np.log([[0.5, 1e-12, light, 0.5], [0.5, light, 1e-12, 0.5]])
+    p = Problem(x.T, y.T, *logs, order=order)
+    index = np.arange(4)
+    found = certified(p, SparsePlan(index, index, p.logs_a), None, method="m", rtol=1e-9)
+    assert float(found.upper) ** order >= light / (1 + light) * 3**order * (1 - 1e-6)
+
+
 # ------------------------------------------------------------------ units, parts, and two answers
 
 

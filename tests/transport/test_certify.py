@@ -24,6 +24,7 @@ def test_products_and_direct_costs_price_alike(monkeypatch, size) -> None:
     """Above a number of differences pricing goes by products, with a slack, or precisely."""
     if size is not None:
         monkeypatch.setattr(grading, "_DIRECT", size)
+        monkeypatch.setattr(grading, "_BLOCK", size)
     for eps in (1.0, 1e-6):
         y = X + eps * RNG.normal(size=X.shape)
         truth = float(solve_w2(X, y).value)

@@ -148,3 +148,20 @@ def test_clusters_whose_masses_differ_are_left_to_others() -> None:
     for move, snap in ((1e-6, True), (1e-16, False)):
         b = np.log(np.exp(a) + move * np.array([1, 1, -1, -1]))
         assert solve_clusters(Problem.of(x, x + 0.1, a, b), no_solver, snap=snap) is None
+
+
+def test_counts_have_to_agree_in_every_cluster() -> None:
+    """Of three one has as many atoms in both clouds: the others exchange an atom."""
+    centres, moves = np.array([0.0, 50.0, 90.0]), np.array([[0.0], [0.1], [0.3], [0.4]])
+    x, y = (np.repeat(centres, sizes)[:, None] for sizes in ((1, 1, 2), (1, 2, 1)))
+    problem = Problem.of(x, y + moves, np.zeros(4), np.zeros(4))
+    assert solve_clusters(problem, no_solver, snap=True) is None
+
+
+@pytest.mark.parametrize("far", [0, 1, 2, 4])
+def test_one_atom_of_many_that_is_far_away_is_a_cluster(far: int) -> None:
+    """A sample of 64 atoms of each cloud would miss most of them."""
+    x, y = 1e-10 * np.random.default_rng(0).normal(size=(2, 450, 2))
+    x[far, 0] = y[far, 0] = 1.0
+    found = solve_w2(x, np.concatenate([y, y]), strict=False)
+    assert found.relative_width < 1e-6
