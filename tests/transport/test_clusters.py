@@ -165,3 +165,13 @@ def test_one_atom_of_many_that_is_far_away_is_a_cluster(far: int) -> None:
     x[far, 0] = y[far, 0] = 1.0
     found = solve_w2(x, np.concatenate([y, y]), strict=False)
     assert found.relative_width < 1e-6
+
+
+@pytest.mark.parametrize("order", [1, 2, 3])
+def test_clusters_on_a_long_line_are_known_as_well_as_on_a_short_one(order: int) -> None:
+    """Rounding of the weights moves 1e-17 of the mass by 1, more than 1e-9 of all of it."""
+    moves = 1e-9 * np.random.default_rng(0).normal(size=(3, 500, 1))
+    x, y = moves[0] + np.arange(500)[:, None] % 2, moves[1:].reshape(-1, 1)
+    y += np.arange(1000)[:, None] % 2
+    for mu, nu in ((x, y), (x[:100], y[:200])):
+        assert solve_wp(mu, nu, order).relative_width < 1e-9
