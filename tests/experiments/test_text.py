@@ -536,6 +536,9 @@ def test_far_out_the_constant_is_its_limit_and_near_ties_it_is_far_above(dataset
     ds = datasets["large_radius"]
     far = ds.scale.values == 1000.0
     assert ds.constant.values[far] == pytest.approx(ds.limit.values[far], rel=1e-6)
+    gaps = ds.smallest_gap.values / ds.scale.values**2
+    assert (gaps <= ds.gap.values * (1 + 1e-9)).all()
+    assert gaps[far] == pytest.approx(gaps[ds.scale.values == 1.0], rel=1e-12)
     tied = (ds.gap.values == 1e-2) & (ds.scale.values == 10.0)
     assert (ds.constant.values[tied] > 3 * ds.ceiling.values[tied]).all()
 
