@@ -173,6 +173,9 @@ def test_what_explains_the_growth_is_of_the_models_own_attention_matrix(datasets
             assert float(at.common) == pytest.approx(common, rel=1e-9)
             keys = 1 / (P**2).sum(2).mean(1)
             assert float(at.seen) == pytest.approx(np.sqrt(n / keys).mean(), rel=1e-9)
+            farthest = np.linalg.norm(source.attention_inputs(ids)[layer, window], axis=-1).max()
+            bound = Layer.of(source.attention(layer)).theorem_3_3(farthest, n)
+            assert float(at.general_bound) == pytest.approx(float(bound), rel=1e-9)
 
 
 def test_constants_on_text_stay_below_the_general_bound(datasets):
