@@ -118,6 +118,12 @@ def test_an_object_is_refused_in_one_sentence_unless_its_class_or_the_task_says_
     again = Task(Declared(3.0).times, name=name)
     kept = sweep(again, GRID, store=tmp_path / "d", accept_changed_code=True)
     assert kept["y"].values.tolist() == [2, 4, 6]
+    (tmp_path / "d" / "sweep.json").unlink()  # the files themselves say what has computed them
+    with (
+        pytest.warns(UserWarning, match="is damaged or missing"),
+        pytest.raises(ValueError, match="of another configuration or function"),
+    ):
+        sweep(again, GRID, store=tmp_path / "d")
 
 
 def called(x, inner):
