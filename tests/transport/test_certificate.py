@@ -100,6 +100,24 @@ def test_snapped_weights_are_the_given_ones_up_to_rounding() -> None:
         problems.same_weights(logs, logs + np.log(1 + 0.1 * (np.arange(60) % 2)))
 
 
+def test_weights_that_differ_by_more_than_rounding_are_not_snapped() -> None:
+    logs = np.log(RNG.dirichlet(np.ones(60)))
+    for units, is_same in ((2, True), (14, False)):
+        other = logs + units * problems.UNIT * np.abs(logs) * (-1) ** np.arange(60)
+        assert (problems.snapped(logs, other) is not other) == is_same
+
+
+def test_parts_have_converged_where_all_have() -> None:
+    answer = solve_dense(Problem.of(*problem(1)), rtol=1e-9)[None]
+    rows, cols, mass = np.arange(6)[None], np.arange(7)[None], np.log([0.5])
+    for flags in ((True, False), (False, True), (True, True)):
+        parts = [
+            clusters.Part(replace(answer, converged=np.array([flag])), rows, cols, mass)
+            for flag in flags
+        ]
+        assert bool(united(parts, (6, 7), 2).converged) == all(flags)
+
+
 @pytest.mark.parametrize("module", [certificate, clusters, formulas, problems])
 def test_optimised_python_notices_as_well(module: Any) -> None:
     """`python -O` leaves out asserts: none of the guards is one."""

@@ -37,6 +37,13 @@ def test_products_and_direct_costs_price_alike(monkeypatch, size) -> None:
         assert found.converged and found.relative_width < 1e-9
 
 
+def test_of_two_potentials_the_better_one_counts() -> None:
+    f, g = BEST.potentials
+    for pair in ((f, np.zeros(30)), (np.zeros(30), g)):
+        found = certify((X, A), (Y, B), potentials=pair)
+        assert float(found.lower) == pytest.approx(float(BEST.lower), rel=1e-9)
+
+
 def test_assignments_come_as_permutations_maps_and_pairs_of_scipy() -> None:
     best = solve_w2(X, Y)
     for plan in (SIGMA, SIGMA.tolist(), SIGMA.astype(np.uint8), linear_sum_assignment(COSTS)):
