@@ -281,8 +281,10 @@ def automatic(problem: Problem, settings: Settings) -> Interval:
     """One problem by the cheapest solver that gives `rtol`: the roads of the table, in order."""
     rtol, is_small = settings.rtol, problem.pairs <= _SMALL
     best = closed_form(problem, rtol=rtol)
-    if best is not None and (best.width <= rtol or 1 in (problem.n, problem.m) or not is_small):
+    if best is not None and (best.width <= rtol or 1 in (problem.n, problem.m)):
         return best
+    if best is not None and not is_small:  # a long line, which other solvers know no better
+        return narrower(best, _clusters(problem, settings), rtol)
     if is_small:
         best = narrower(solve_dense(problem, rtol=rtol), best, rtol)
     elif problem.is_paired:

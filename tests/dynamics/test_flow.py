@@ -324,9 +324,10 @@ def test_coalesced_atoms_move_as_they_would_have():
 def test_a_chain_longer_than_the_distance_is_not_merged():
     """Single linkage would put 101 atoms 0.01 apart at one place, off by 0.5."""
     x = torch.arange(101, dtype=torch.float64)[:, None] * 0.01
-    x = torch.cat([x, torch.tensor([[7.0], [7.005], [7.01], [9.0], [0.5]]).double()])
-    logs = torch.zeros(106, dtype=torch.float64)
-    logs[-2:] = -math.inf  # absent: alone, and in the middle of the chain
+    few = [[20.0], [20.01], [20.02]]  # most pairs of it are near, and not all
+    x = torch.cat([x, torch.tensor([[7.0], [7.005], [7.01], [9.0], [0.5], *few]).double()])
+    logs = torch.zeros(109, dtype=torch.float64)
+    logs[104:106] = -math.inf  # absent: alone, and in the middle of the chain
     mu = ParticleMeasure(x, log_weights=logs.log_softmax(-1))
     F = attention([[0.0]], [[1.0]])  # a translation: gaps stay
     plain, merged = (

@@ -19,6 +19,7 @@ from meanfield.errors import NoCases
 from meanfield.experiments import EXPERIMENTS, get
 from meanfield.figures import curves
 from meanfield.figures.canvas import FORMULA
+from meanfield.figures.charts import Chart, Curve
 from meanfield.results.cases import FAILED, answered
 from meanfield.sweeps.plan import make_plan
 
@@ -151,6 +152,10 @@ def flags(name: str, figure: str) -> set[str]:
     columns = getattr(draw, "func", draw).columns
     known = {f"{c}_converged" for c in columns} & {v.name for v in experiment.variables}
     return known | {c for c in columns if c.endswith("_converged")}
+
+
+def test_a_chart_asks_for_the_flags_that_its_curves_name():
+    assert Chart("", "x", [Curve("y", flag="z_converged")], "").columns == ("y", "z_converged")
 
 
 FLAGS = [(name, figure, flag) for name, figure in DRAWN for flag in sorted(flags(name, figure))]

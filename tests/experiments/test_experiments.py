@@ -66,6 +66,18 @@ def test_masked_attention_exceeds_the_unmasked_bound_and_not_the_hardy_bound():
     assert (ds.largest <= ds.hardy_bound).all()
 
 
+def test_the_largest_of_several_has_converged_where_all_have(monkeypatch):
+    """One that has not might have been the largest."""
+
+    def but_one(*args, **kwargs):
+        found = local_lipschitz(*args, **kwargs)
+        return replace(found, converged=found.value > found.value.min())
+
+    monkeypatch.setattr(masked_bound, "local_lipschitz", but_one)
+    s, seed = masked_bound.Settings(clouds=2), torch.Generator().manual_seed(0)
+    assert masked_bound.largest_masked(s, 4, 0.1, seed)["largest_converged"] is False
+
+
 def test_the_masked_bound_that_is_drawn_holds_for_weighted_clouds():
     """Two weighted atoms exceed the bound for two uniform tokens."""
     F = SelfAttention(AttentionParameters.from_bilinear([[-1.0]], [[1.0]]), causal=True)

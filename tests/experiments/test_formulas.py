@@ -41,6 +41,10 @@ def of_sizes() -> Sequence[Function]:
     return [lower, lambda R: float(bounds.theorem_3_3(at["norm_A"], at["norm_V"], R, 3))]
 
 
+def over_two_diracs(upper: Callable[..., Any], lower: Callable[..., Any]) -> Function:
+    return lambda c: float(upper(1.0, 1.0, math.sqrt(c)) / lower(1.0, math.sqrt(c)))
+
+
 RADII = get("two-dirac").quick.radii
 # By experiment and figure, in the order in which they are drawn.
 NAMED: dict[tuple[str, str], Sequence[Function]] = {
@@ -57,6 +61,15 @@ NAMED: dict[tuple[str, str], Sequence[Function]] = {
         along_r(bounds.masked_mean_field, 1.0, 1.0),
         along_r(bounds.masked_two_dirac_lower, 1.0),
     ],
+    ("sharpness", "gap"): [
+        over_two_diracs(bounds.mean_field, bounds.two_dirac_lower),
+        lambda _: 1.0,
+    ],
+    ("sharpness", "gap-masked"): [
+        over_two_diracs(bounds.masked_mean_field, bounds.masked_two_dirac_lower),
+        lambda _: 1.0,
+    ],
+    ("scaling-factor", "heads"): [lambda _: math.log(get("scaling-factor").quick.n_tokens) / 2],
     ("quadratic-growth", "growth"): of_sizes(),
     ("kernel-growth", "growth"): [
         lambda R: float(bounds.mean_field(1.0, 1.0, R)),

@@ -173,6 +173,9 @@ def test_what_explains_the_growth_is_of_the_models_own_attention_matrix(datasets
             assert float(at.common) == pytest.approx(common, rel=1e-9)
             keys = 1 / (P**2).sum(2).mean(1)
             assert float(at.seen) == pytest.approx(np.sqrt(n / keys).mean(), rel=1e-9)
+            farthest = np.linalg.norm(source.attention_inputs(ids)[layer, window], axis=-1).max()
+            bound = Layer.of(source.attention(layer)).theorem_3_3(farthest, n)
+            assert float(at.general_bound) == pytest.approx(float(bound), rel=1e-9)
 
 
 def test_constants_on_text_stay_below_the_general_bound(datasets):
@@ -536,6 +539,9 @@ def test_far_out_the_constant_is_its_limit_and_near_ties_it_is_far_above(dataset
     ds = datasets["large_radius"]
     far = ds.scale.values == 1000.0
     assert ds.constant.values[far] == pytest.approx(ds.limit.values[far], rel=1e-6)
+    gaps = ds.smallest_gap.values / ds.scale.values**2
+    assert (gaps <= ds.gap.values * (1 + 1e-9)).all()
+    assert gaps[far] == pytest.approx(gaps[ds.scale.values == 1.0], rel=1e-12)
     tied = (ds.gap.values == 1e-2) & (ds.scale.values == 10.0)
     assert (ds.constant.values[tied] > 3 * ds.ceiling.values[tied]).all()
 

@@ -47,6 +47,8 @@ def test_bounds_hold_on_both_sides(ds):
     assert (pairs.two_dirac_entry <= pairs.particle * (1 + 1e-12)).all()
     rows = ds.isel(case=np.flatnonzero(ds.n_tokens > 0))
     assert (rows.general_lower <= rows.euclidean * (1 + 1e-12)).all()
+    bound = bounds.theorem_3_3(1.0, 1.0, rows.radius.values, rows.n_tokens.values)
+    np.testing.assert_allclose(rows.general_bound, bound, rtol=1e-12)
     assert (rows.euclidean <= rows.general_bound).all()
 
 

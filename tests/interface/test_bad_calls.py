@@ -267,3 +267,12 @@ def test_numbers_of_any_make_are_taken(given):
 def test_arrays_of_single_precision_stay_so_and_lists_are_double():
     assert as_float_tensor(np.ones(2, np.float32), "x").dtype == torch.float32
     assert as_float_tensor([np.float32(1.0)], "x").dtype == torch.float64
+
+
+@pytest.mark.parametrize("end", ["above", "least", "below", "most"])
+def test_a_number_at_an_end_of_its_range_is_in_it_or_not(end: str) -> None:
+    if end in ("least", "most"):
+        assert checks.number(1, "x", **{end: 1.0}) == 1.0
+    else:
+        with pytest.raises(ValueError, match="x: expected a number"):
+            checks.number(1, "x", **{end: 1.0})

@@ -88,6 +88,11 @@ def test_beside_a_sink_tokens_count_so_that_the_length_is_that_of_the_text():
     for given in ({"tokens": tokens(4), "length": 9}, {"tokens": [tokens(4), tokens(3)]}):
         with pytest.raises(ValueError, match="has a sink"):
             source.constants(**given, layers=[0], bounds=False)
+    places = torch.arange(1, 5).double() / 4
+    weights = torch.tensor([1.0, 1.0, 1.0, 0.0]).double() / 3
+    lost = ParticleMeasure(torch.ones(4, source.dim).double(), weights, positions=places)
+    with pytest.raises(ValueError, match="has a sink"):
+        source.attention(0, length=4)(lost)
 
 
 def module_map(source, block=None):

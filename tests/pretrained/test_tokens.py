@@ -162,7 +162,7 @@ def test_places_that_are_taken_apart_or_given_up_stay_places(sources):
         ("", ValueError, "at least one token"),
         (["a", ""], ValueError, "at least one token"),
         ([True, False], ValueError, "truth values"),
-        ([[3, 4], [3, 4, 99]], ValueError, r"0\.\.49"),
+        ([[3, 4], [3, 4, 50]], ValueError, r"0\.\.49"),
         (np.zeros((2, 2, 2), int), ValueError, "shape"),
     ],
 )

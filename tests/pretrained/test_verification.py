@@ -151,8 +151,9 @@ def is_masked(model):
     return float((a - b).abs().max()) < 1e-9
 
 
+@pytest.mark.parametrize("factor", [1 + 1e-4, float("nan")])
 @pytest.mark.parametrize("stem", ["Llama", "Bert"])
-def test_a_change_by_a_ten_thousandth_is_noticed(stem):
+def test_a_change_by_a_ten_thousandth_is_noticed(stem, factor):
     """A hook that the reader cannot know of."""
     model = built(stem, _DECODER if stem == "Llama" else _SIZES)
     name = "layers.1.self_attn.o_proj" if stem == "Llama" else "encoder.layer.1.attention.self"
@@ -160,7 +161,7 @@ def test_a_change_by_a_ten_thousandth_is_noticed(stem):
 
     def changed(module, inputs, output):
         first = output[0] if isinstance(output, tuple) else output
-        moved = first * (1 + 1e-4)
+        moved = first * factor
         return (moved, *output[1:]) if isinstance(output, tuple) else moved
 
     model.get_submodule(name).register_forward_hook(changed)

@@ -80,6 +80,12 @@ def test_one_number_is_a_float_and_a_batch_is_none():
         float(bounds.table(F, 1.0).row("tokens"))
 
 
+def test_an_answer_on_either_side_of_an_operator_is_its_value():
+    answer = length(0.25, 0.2, 0.3)
+    found = 1 - answer, answer - 1, 1 / answer, answer / 2, 2 * answer, 1 + answer, answer**2
+    assert [float(x) for x in found] == [0.75, -0.75, 4.0, 0.125, 0.5, 1.25, 0.0625]
+
+
 SHOWN = [
     F,
     PARAMETERS,

@@ -105,6 +105,8 @@ def test_an_object_is_refused_in_one_sentence_unless_its_class_or_the_task_says_
     if name is None:
         with pytest.raises(TypeError, match=r"computes with self \(Scaled\), and a store cannot"):
             sweep(Scaled(2.0).times, GRID, store=store)
+        with pytest.raises(TypeError, match=r"computes with inner: default of \(Scaled\)"):
+            sweep(called, GRID, fixed={"inner": times_two()}, store=store)
     else:
         sweep(Task(Scaled(2.0).times, name=name), GRID, store=store)
         sweep(Task(Scaled(2.0).times, name=name), GRID, store=store)
@@ -116,6 +118,25 @@ def test_an_object_is_refused_in_one_sentence_unless_its_class_or_the_task_says_
     again = Task(Declared(3.0).times, name=name)
     kept = sweep(again, GRID, store=tmp_path / "d", accept_changed_code=True)
     assert kept["y"].values.tolist() == [2, 4, 6]
+    (tmp_path / "d" / "sweep.json").unlink()  # the files themselves say what has computed them
+    with (
+        pytest.warns(UserWarning, match="is damaged or missing"),
+        pytest.raises(ValueError, match="of another configuration or function"),
+    ):
+        sweep(again, GRID, store=tmp_path / "d")
+
+
+def called(x, inner):
+    return inner(x)
+
+
+def times_two():
+    """What its function computes with is a default."""
+
+    def inner(x, of=Scaled(2.0)):  # noqa: B008
+        return of.times(x)
+
+    return inner
 
 
 SHELL = "def g(x):\n    return {g} * x\ndef f(x):\n    return {{'y': {f} * g(x)}}\n"
@@ -144,7 +165,11 @@ def test_a_file_that_was_edited_since_it_was_imported_is_not_what_runs(tmp_path,
     module.__file__ = str(file)
 
     def write(factor):
-        file.write_text(f"def f(x):\n    'Said.'\n    return {{'y': {factor} * x}}\n")
+        file.write_text(
+            f"class A:\n    def zero(self): return 0\n    def factor(self): return {factor}\n"
+            f"def g(x): return {('abs', 'int')[factor % 2]}(x)\n"
+            f"def f(x):\n    'Said.'\n    return {{'y': {factor} * g(x) + A().zero()}}\n"
+        )
         os.utime(file, (factor, factor))
 
     def load():
@@ -156,7 +181,7 @@ def test_a_file_that_was_edited_since_it_was_imported_is_not_what_runs(tmp_path,
     write(3)
     for _ in range(2):
         assert sweep(old, GRID, store=tmp_path / "s")["y"].values.tolist() == [2, 4, 6]
-    with pytest.warns(UserWarning, match="has changed since in f;"):
+    with pytest.warns(UserWarning, match="has changed since in A, f, g;"):
         sweep(load(), GRID, store=tmp_path / "s")
 
 

@@ -90,8 +90,11 @@ def test_a_store_can_be_written_to_one_file_with_the_same_content(tmp_path):
     for name in ("out.nc", "out.zarr"):
         path = results.write_dataset(results.read_dataset(tmp_path / "s.zarr"), tmp_path / name)
         xr.testing.assert_identical(results.read_dataset(path), ds)
-    with pytest.raises(FileExistsError, match="outside the store of a sweep"):
-        results.write_dataset(ds, tmp_path / "s.zarr")
+    for inside in (".", "ds.nc", "figures/of today/ds.zarr"):
+        with pytest.raises(FileExistsError, match="outside the store of a sweep"):
+            results.write_dataset(ds, tmp_path / "s.zarr" / inside)
+    with pytest.raises(FileExistsError, match="outside a Zarr folder"):
+        results.write_dataset(ds, tmp_path / "out.zarr" / "figures" / "ds.nc")
 
 
 def test_extension_of_a_grid_runs_the_new_cases_only_and_a_part_of_it_runs_nothing(tmp_path):

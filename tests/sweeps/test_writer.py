@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import xarray as xr
 from meanfield import results
 from meanfield.report import write_report
 from meanfield.results import atomic, encoding, files
-from meanfield.results.marks import DIGEST, check_replaceable
+from meanfield.results.marks import DIGEST, check_replaceable, digest_of
 from tests.sweeps.test_damage import damages
 from tests.sweeps.test_results import rich_dataset
 
@@ -217,3 +218,21 @@ def test_what_netcdf_3_does_not_hold_is_refused_with_what_holds_it(tmp_path, mon
     (tmp_path / "a.nc").write_bytes(b"\x89HDF\r\n\x1a\n")
     with pytest.raises(ValueError, match=r"a\.nc: it is netCDF 4, which xarray\.open"):
         results.read_dataset(tmp_path / "a.nc")
+
+
+def test_a_digest_is_of_names_types_shapes_and_values():
+    bits = np.arange(6, dtype=np.int64)
+    others = {"b": bits}, {"a": bits.view(float)}, {"a": bits.reshape(2, 3)}, {"a": bits[::-1]}
+    assert len({digest_of(arrays) for arrays in ({"a": bits}, *others)}) == 5
+
+
+@pytest.mark.skipif(not hasattr(os, "waitid"), reason="no waitid")
+def test_what_a_killed_process_left_is_removed_before_anybody_has_waited_for_it(tmp_path):
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    name = atomic.hidden_name(tmp_path / "a.nc").name
+    (tmp_path / name.replace(f".{os.getpid()}.", f".{child.pid}.")).touch()
+    (tmp_path / name).touch()
+    atomic.remove_litter(tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == [name]
+    child.wait()

@@ -100,6 +100,24 @@ def test_snapped_weights_are_the_given_ones_up_to_rounding() -> None:
         problems.same_weights(logs, logs + np.log(1 + 0.1 * (np.arange(60) % 2)))
 
 
+def test_weights_that_differ_by_more_than_rounding_are_not_snapped() -> None:
+    logs = np.log(RNG.dirichlet(np.ones(60)))
+    for units, is_same in ((2, True), (14, False)):
+        other = logs + units * problems.UNIT * np.abs(logs) * (-1) ** np.arange(60)
+        assert (problems.snapped(logs, other) is not other) == is_same
+
+
+def test_parts_have_converged_where_all_have() -> None:
+    answer = solve_dense(Problem.of(*problem(1)), rtol=1e-9)[None]
+    rows, cols, mass = np.arange(6)[None], np.arange(7)[None], np.log([0.5])
+    for flags in ((True, False), (False, True), (True, True)):
+        parts = [
+            clusters.Part(replace(answer, converged=np.array([flag])), rows, cols, mass)
+            for flag in flags
+        ]
+        assert bool(united(parts, (6, 7), 2).converged) == all(flags)
+
+
 @pytest.mark.parametrize("module", [certificate, clusters, formulas, problems])
 def test_optimised_python_notices_as_well(module: Any) -> None:
     """`python -O` leaves out asserts: none of the guards is one."""
@@ -121,6 +139,20 @@ def test_crumbs_beside_a_permutation_cost_nothing() -> None:
         )
         answer = certified(p, SparsePlan(rows, cols, logs), None, method="m", rtol=1e-9)
         assert float(answer.upper) == 0
+
+
+@pytest.mark.parametrize("order", [1, 2, 3])
+def test_mass_that_a_column_holds_too_much_is_paid_for_where_it_has_to_go(order: int) -> None:
+    """The light atom at 2 goes to −1, and the plan says to 1; the others stay, far to both sides.
+
+    By 2^{p−1} (C + ‖y − z‖^p) for what leaves its column the upper end would be 6^½ of 9^½.
+    """
+    x, y, light = (np.array([[-1e3, 0.0, 2.0, 1e3]]), np.array([[-1e3, -1.0, 1.0, 1e3]]), 1e-3)
+    logs = np.log([[0.5, 1e-12, light, 0.5], [0.5, light, 1e-12, 0.5]])
+    p = Problem(x.T, y.T, *logs, order=order)
+    index = np.arange(4)
+    found = certified(p, SparsePlan(index, index, p.logs_a), None, method="m", rtol=1e-9)
+    assert float(found.upper) ** order >= light / (1 + light) * 3**order * (1 - 1e-6)
 
 
 # ------------------------------------------------------------------ units, parts, and two answers

@@ -24,6 +24,7 @@ def test_products_and_direct_costs_price_alike(monkeypatch, size) -> None:
     """Above a number of differences pricing goes by products, with a slack, or precisely."""
     if size is not None:
         monkeypatch.setattr(grading, "_DIRECT", size)
+        monkeypatch.setattr(grading, "_BLOCK", size)
     for eps in (1.0, 1e-6):
         y = X + eps * RNG.normal(size=X.shape)
         truth = float(solve_w2(X, y).value)
@@ -34,6 +35,13 @@ def test_products_and_direct_costs_price_alike(monkeypatch, size) -> None:
         exact = solve_w2(X, y).potentials
         found = certify(X, y, plan=sigma, potentials=exact)
         assert found.converged and found.relative_width < 1e-9
+
+
+def test_of_two_potentials_the_better_one_counts() -> None:
+    f, g = BEST.potentials
+    for pair in ((f, np.zeros(30)), (np.zeros(30), g)):
+        found = certify((X, A), (Y, B), potentials=pair)
+        assert float(found.lower) == pytest.approx(float(BEST.lower), rel=1e-9)
 
 
 def test_assignments_come_as_permutations_maps_and_pairs_of_scipy() -> None:

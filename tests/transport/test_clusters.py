@@ -142,9 +142,36 @@ def test_parts_whose_masses_are_wrong_are_not_believed(
 
 
 def test_clusters_whose_masses_differ_are_left_to_others() -> None:
-    """By a millionth, or by a last place where weights are taken as they are stored."""
+    """By a millionth, by 40 last places, or by one where weights are taken as they are stored."""
     x = np.array([[0.0, 0.0], [1.0, 0.0], [50.0, 0.0], [50.0, 1.0]])
     a = np.log([0.3, 0.2, 0.25, 0.25])
-    for move, snap in ((1e-6, True), (1e-16, False)):
+    for move, snap in ((1e-6, True), (2e-15, True), (1e-16, False)):
         b = np.log(np.exp(a) + move * np.array([1, 1, -1, -1]))
         assert solve_clusters(Problem.of(x, x + 0.1, a, b), no_solver, snap=snap) is None
+
+
+def test_counts_have_to_agree_in_every_cluster() -> None:
+    """Of three one has as many atoms in both clouds: the others exchange an atom."""
+    centres, moves = np.array([0.0, 50.0, 90.0]), np.array([[0.0], [0.1], [0.3], [0.4]])
+    x, y = (np.repeat(centres, sizes)[:, None] for sizes in ((1, 1, 2), (1, 2, 1)))
+    problem = Problem.of(x, y + moves, np.zeros(4), np.zeros(4))
+    assert solve_clusters(problem, no_solver, snap=True) is None
+
+
+@pytest.mark.parametrize("far", [0, 1, 2, 4])
+def test_one_atom_of_many_that_is_far_away_is_a_cluster(far: int) -> None:
+    """A sample of 64 atoms of each cloud would miss most of them."""
+    x, y = 1e-10 * np.random.default_rng(0).normal(size=(2, 450, 2))
+    x[far, 0] = y[far, 0] = 1.0
+    found = solve_w2(x, np.concatenate([y, y]), strict=False)
+    assert found.relative_width < 1e-6
+
+
+@pytest.mark.parametrize("order", [1, 2, 3])
+def test_clusters_on_a_long_line_are_known_as_well_as_on_a_short_one(order: int) -> None:
+    """Rounding of the weights moves 1e-17 of the mass by 1, more than 1e-9 of all of it."""
+    moves = 1e-9 * np.random.default_rng(0).normal(size=(3, 500, 1))
+    x, y = moves[0] + np.arange(500)[:, None] % 2, moves[1:].reshape(-1, 1)
+    y += np.arange(1000)[:, None] % 2
+    for mu, nu in ((x, y), (x[:100], y[:200])):
+        assert solve_wp(mu, nu, order).relative_width < 1e-9

@@ -35,6 +35,18 @@ def test_unequal_first_marginals_are_infinitely_far() -> None:
         assert float(conditional_w2(other, here)) == math.inf
 
 
+def test_first_marginals_that_agree_up_to_a_tolerance_leave_the_distance_open_by_it() -> None:
+    """Of masses 0.5 ± 1e-9 either measure may be right: conditions are 0 and 1 apart."""
+    x = torch.tensor([[0.0], [0.0]], dtype=torch.float64)
+    mu = ParticleMeasure(x, positions=[0.5, 1.0])
+    off = [0.5 - 2e-9, 0.5 + 2e-9]
+    nu = ParticleMeasure(torch.tensor([[0.0], [1.0]]).double(), off, positions=[0.5, 1.0])
+    for one, other in ((mu, nu), (nu, mu)):
+        found = solve_conditional_w2(one, other)
+        for mass in (0.5, off[1]):
+            assert float(found.lower) <= math.sqrt(mass) <= float(found.upper)
+
+
 @pytest.mark.parametrize("atoms", [1, 3])
 def test_a_position_of_mass_e_to_the_minus_900_is_seen(atoms: int) -> None:
     generator = torch.Generator().manual_seed(4)

@@ -67,11 +67,12 @@ def test_a_small_blur_gives_a_narrow_interval_of_the_distance() -> None:
 
 def test_a_batch_is_its_entries_in_the_kind_and_precision_of_the_clouds() -> None:
     x, y = (torch.as_tensor(t) for t in (X, Y))
-    batch = sinkhorn_plan(torch.stack([x, x + 1]), y, blur=0.5)
-    assert batch.value.shape == batch.misplaced.shape == (2,)
-    assert batch.plan.shape == (2, 30, 20)
-    for k in range(2):
-        alone = sinkhorn_plan(x + k, y, blur=0.5)
+    clouds = torch.stack([x, x + 1, 0 * x])  # of the last the first steps are the plan
+    batch = sinkhorn_plan(clouds, y, blur=0.5)
+    assert batch.value.shape == batch.misplaced.shape == (3,)
+    assert batch.plan.shape == (3, 30, 20)
+    for k, cloud in enumerate(clouds):
+        alone = sinkhorn_plan(cloud, y, blur=0.5)
         torch.testing.assert_close(batch.plan[k], alone.plan)
         torch.testing.assert_close(batch.value[k], alone.value)
     single = sinkhorn_plan(X.astype(np.float32), Y.astype(np.float32), blur=0.5)
@@ -122,6 +123,8 @@ def test_what_memory_does_not_hold_is_refused(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(entropic, "_MEMORY", 1e4)
     with pytest.raises(ValueError, match="at most 250 pairs of atoms.* got 600"):
         sinkhorn_plan(X, Y)
+    with pytest.raises(ValueError, match="got 300"):
+        sinkhorn_plan(np.stack([X[:10]] * 3), Y[:10])
     for bad in ({"blur": 0.0}, {"steps": 0}):
         with pytest.raises(ValueError, match=next(iter(bad))):
             sinkhorn_plan(X[:3], Y[:3], **bad)

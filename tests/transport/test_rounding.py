@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from meanfield.measures import ParticleMeasure
 from meanfield.transport import solve_w2, w2
 from meanfield.transport.certificate import (
     SparsePlan,
@@ -261,3 +262,12 @@ def test_who_asks_for_the_value_alone_is_told_that_rounding_leaves_it_open() -> 
         warnings.simplefilter("error")
         w2(x, x + 1)
         w2(torch.zeros(0, 3, 2), torch.zeros(0, 3, 2))
+
+
+def test_what_two_light_atoms_differ_by_is_known_beside_weights_that_are_stored_as_one() -> None:
+    points = torch.tensor([[0.0, 0.0], [1.0, 0.0]], dtype=torch.float64)
+    mu, nu = (ParticleMeasure(points, log_weights=[light, 0.0]) for light in (-900.0, -901.0))
+    found = solve_w2(mu, nu)
+    truth = math.exp(-450) * math.sqrt(-math.expm1(-1))
+    assert float(found.lower) <= truth <= float(found.upper)
+    assert float(found.value) == pytest.approx(truth, rel=1e-9)
