@@ -218,25 +218,28 @@ def is_open(answer: Interval, rtol: float) -> bool:
 def narrower(one: Interval, other: Interval | None, rtol: float) -> Interval:
     """The better plan with the better potentials: the intersection of two valid intervals.
 
-    It is converged if rounding explains it, in what is kept or in one that has converged.
+    It is converged if rounding explains it, in what is kept or in one that has converged: of the
+    latter it is told as doubt of the lower end.
     """
     if other is None:
         return one
     plan = one if one.upper <= other.upper else other
     dual = one if one.lower >= other.lower else other
     order, lower, upper = plan.order, dual.lower, plan.upper
-    doubt = plan.plan_doubt**order + dual.dual_doubt**order
+    kept = doubt = plan.plan_doubt**order + dual.dual_doubt**order
     for answer in (one, other):
         whole = answer.plan_doubt**order + answer.dual_doubt**order
         doubt = np.where(answer.converged, np.maximum(doubt, whole), doubt)
+    meets = _meet(order, rtol, upper, lower, kept)
+    explained = (doubt - plan.plan_doubt**order) ** (1 / order)
     return replace(
         plan,
         value=np.clip(plan.value, lower, upper),
         lower=_below(lower, upper),
         f=dual.f,
         g=dual.g,
-        dual_doubt=dual.dual_doubt,
-        converged=_meet(order, rtol, upper, lower, doubt),
+        dual_doubt=np.where(meets, dual.dual_doubt, explained),
+        converged=meets | _meet(order, rtol, upper, lower, doubt),
     )
 
 

@@ -182,6 +182,8 @@ def test_a_flag_is_kept_only_where_rounding_explains_the_interval_that_is_left(
     said = answer_of(2.5, 3.5, 4.0, 2.0, converged=True, doubt=doubt)
     found = narrower(*((said, plan) if swap else (plan, said)), 1e-9)
     assert bool(found.converged) is is_right
+    # Or a reader of `rounding` would find that it explains nothing.
+    assert float(found.dual_doubt) == pytest.approx(doubt)
     unsaid = answer_of(2.5, 3.5, 4.0, 2.0, converged=False, doubt=doubt)
     assert not narrower(*((unsaid, plan) if swap else (plan, unsaid)), 1e-9).converged
 
