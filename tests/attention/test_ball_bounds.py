@@ -305,6 +305,37 @@ def test_blocks_under_sigmoids_change_by_no_more_than_each_is_said_to(points):
         assert (0.3 if eps < 1 else 0) < float(far_moved.max()) <= 1 + 1e-9
 
 
+@pytest.mark.parametrize("turns", ["query", "key"])
+@pytest.mark.parametrize("kernel", [kernels.cosine(3.0, eps=1e-6), kernels.qk_norm(eps=1e-6)])
+def test_scores_without_a_slope_move_as_normalised_vectors_turn(kernel, turns):
+    """One side turns, of length 1 and along the other's line, which is so long that it stays."""
+    near, far = [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]], [[0.0, 0.0, 1.0], [0.0, 0.0, 0.0]]
+    query, key = (near, far) if turns == "query" else (far, near)
+    F = SelfAttention(AttentionParameters(query, key, np.eye(3)), kernel=kernel)
+    apart = [1.0, -100.0] if turns == "query" else [-1.0, 100.0]
+    mu = ParticleMeasure([[1.0, 0.0, 100.0], [apart[0], 0.0, apart[1]]])
+    every, eps = Block(slice(0, 2), slice(0, 2)), torch.tensor(0.5, dtype=F64)
+    frames = Frames.of(F.weights(mu))
+    log_p, gain = frames.log_p_and_gain(every)
+    vectors, away = frames.rows(every, log_p.exp(), gain), torch.zeros_like(log_p)
+    motion, size, seen = frames.motion(eps), eps[None, None], log_p > -math.inf
+    own, *_ = frames.changes(every, motion, vectors, size, seen, away)
+    moved = mu.points + torch.tensor([0.0, 0.5, 0.0], dtype=F64)
+    change = F.weights(mu.replace(moved)).log_p(every) - log_p
+    assert ((change - own).amax(-1) <= (change + own).amin(-1)).all()
+
+
+def test_an_output_moves_as_far_as_keys_with_slopes_of_their_own_move_it():
+    """Slopes that agree with vⱼ − mᵢ add to ‖V‖; slopes that all keys share add in squares."""
+    eye, kernel = np.eye(2), kernels.rotary(frequencies=[math.pi])
+    F = SelfAttention(AttentionParameters(eye, eye, eye, scale=1.0), kernel=kernel)
+    mu = ParticleMeasure([[1.0, 0.0], [-1.0, 0.0]], positions=[0.0, 1.0])
+    J = F.linearize(mu).to_dense()[0].reshape(2, 2)  # of the first coordinate, by both keys
+    assert 1e-4 * float(J.norm(dim=-1).sum()) <= 1.001 * float(
+        F.ball_bounds(mu, 1e-4).displacement[0]
+    )
+
+
 @pytest.mark.parametrize("name", [*KERNELS, *NORMALIZED])
 def test_the_bounds_of_other_kernels_are_continuous_in_the_radius(name):
     F, mu = with_kernel(name, 1)

@@ -31,6 +31,7 @@ KERNELS = {
     "QK-norm": kernels.qk_norm(),
     "QK-norm, then rotary": kernels.rotary(100.0, length=7, inner=kernels.qk_norm()),
     "soft cap": kernels.soft_cap(2.0),
+    "saturated soft cap": kernels.soft_cap(1e-3),
     "soft cap of rotary": kernels.soft_cap(2.0, inner=kernels.rotary(length=7)),
     "L2": kernels.l2,
     "window": kernels.window(0.5),
