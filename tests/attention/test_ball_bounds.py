@@ -177,9 +177,10 @@ def test_the_bounds_of_other_kernels_hold_in_the_ball(name):
         assert float(torch.linalg.matrix_norm(change, 2).max()) <= float(near.change) * (1 + 1e-9)
 
 
-def test_queries_that_follow_the_scale_move_as_it_does_whatever_they_are_normalised_of():
+@pytest.mark.parametrize("inner", [kernels.dot_product, kernels.cosine(0.5, eps=0.1)])
+def test_queries_that_follow_the_scale_move_as_it_does_whatever_they_are_normalised_of(inner):
     """Inside another normalisation they come without the scale, which must not be taken again."""
-    kernel = kernels.qk_norm(eps=0.1, inner=kernels.cosine(0.5, eps=0.1))
+    kernel = kernels.qk_norm(eps=0.1, inner=inner)
     points, one = case(5)[1].points, torch.tensor(0.3, dtype=F64)
     d = points.shape[-1]
     eye, found = torch.eye(d, dtype=F64), []
