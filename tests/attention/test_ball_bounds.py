@@ -326,6 +326,13 @@ def test_scores_without_a_slope_move_as_normalised_vectors_turn(kernel, turns):
     assert ((change - own).amax(-1) <= (change + own).amin(-1)).all()
 
 
+def test_an_atom_that_stays_is_moved_by_the_others():
+    F, mu = with_kernel("L2", 0)
+    radii = torch.tensor([0.0, 0.1, 0.1, 0.1, 0.1, 0.1], dtype=F64)
+    moved = F(mu.replace(mu.points + radii[:, None] / 3)).points - F(mu).points
+    assert 0 < float(moved[0].norm()) <= float(ball_bounds(F, mu, radii).displacement[0])
+
+
 def test_an_output_moves_as_far_as_keys_with_slopes_of_their_own_move_it():
     """Slopes that agree with vⱼ − mᵢ add to ‖V‖; slopes that all keys share add in squares."""
     eye, kernel = np.eye(2), kernels.rotary(frequencies=[math.pi])

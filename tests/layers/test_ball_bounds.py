@@ -257,6 +257,10 @@ def test_an_interval_has_the_larger_of_both_components(solver):
     assert least < 0.95 * most
     for place, factor in ((1, 1), (2, 2), (3, 4)):
         assert float(found[place, 0]) == pytest.approx(factor * most, rel=1e-6)
+    # None is known of an interval with a map that has no derivative.
+    maps = [double, Pointwise(torch.relu, lipschitz=1.0), double]
+    kinked = Intervals.of(maps, ParticleMeasure([[0.0]]), solver).norms.tril(-1)
+    assert kinked.isinf().nonzero().tolist() == [[2, 0], [2, 1], [3, 0], [3, 1]]
 
 
 def test_parts_without_a_bound_are_named():

@@ -241,6 +241,8 @@ def test_a_bounded_map_declares_its_constant_in_every_ball():
     both = math.sqrt(0.1 * 1 + 0.15 * 4)
     expected = 0.5 * both / mu.weights.sqrt()
     torch.testing.assert_close(moved, expected)
+    chained = Chain([Declared(1.0, 0.5)]).ball_bounds(mu, radii, splitting=False)
+    torch.testing.assert_close(chained.displacement, expected)
     far = Bounded(lambda nu: nu, 0.5, "max").ball_bounds(mu, radii, splitting=False)
     assert far.displacement.tolist() == pytest.approx([1.0] * N) and far.upper == math.inf
     alone = Bounded(Pointwise(torch.sin), 1.0).ball_bounds(mu, radii)
