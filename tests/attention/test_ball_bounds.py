@@ -326,6 +326,20 @@ def test_scores_without_a_slope_move_as_normalised_vectors_turn(kernel, turns):
     assert ((change - own).amax(-1) <= (change + own).amin(-1)).all()
 
 
+def test_slopes_of_capped_scores_change_as_the_cap_bends():
+    """A key moves, seen by a query of length 10, where the cap bends most."""
+    par = AttentionParameters([[1.0, 0.0]], [[0.0, 1.0]], np.eye(2), scale=1.0)
+    F = SelfAttention(par, kernel=kernels.soft_cap(1.0))
+    frames = Frames.of(F.weights(ParticleMeasure([[10.0, 0.0], [0.0, 0.0658]])))
+    every, eps = Block(slice(0, 2), slice(0, 2)), torch.tensor(1e-4, dtype=F64)
+    log_p, gain = frames.log_p_and_gain(every)
+    vectors, seen = frames.rows(every, log_p.exp(), gain), log_p > -math.inf
+    motion, away = frames.motion(eps), torch.zeros_like(log_p)
+    _, turned, _ = frames.changes(every, motion, vectors, eps[None, None], seen, away)
+    there, here = (1 - math.tanh(10 * key) ** 2 for key in (0.0659, 0.0658))
+    assert 10 * abs(there - here) <= float(turned.max())
+
+
 def test_an_atom_that_stays_is_moved_by_the_others():
     F, mu = with_kernel("L2", 0)
     radii = torch.tensor([0.0, 0.1, 0.1, 0.1, 0.1, 0.1], dtype=F64)
