@@ -338,6 +338,9 @@ def test_slopes_of_capped_scores_change_as_the_cap_bends():
     _, turned, _ = frames.changes(every, motion, vectors, eps[None, None], seen, away)
     there, here = (1 - math.tanh(10 * key) ** 2 for key in (0.0659, 0.0658))
     assert 10 * abs(there - here) <= float(turned.max())
+    nested, s = kernels.soft_cap(2.0, inner=F.kernel), torch.linspace(-5, 5, 2001, dtype=F64)
+    slopes = torch.func.jvp(nested.activation, (s,), (torch.ones_like(s),))[1]
+    assert float(slopes.diff().abs().max()) <= nested.curvature * float(s[1] - s[0])
 
 
 def test_an_atom_that_stays_is_moved_by_the_others():
