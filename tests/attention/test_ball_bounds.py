@@ -343,6 +343,18 @@ def test_slopes_of_capped_scores_change_as_the_cap_bends():
     assert float(slopes.diff().abs().max()) <= nested.curvature * float(s[1] - s[0])
 
 
+def test_slopes_of_sigmoids_change_as_the_second_derivative_says():
+    """A key moves, seen by a query of length 100, where the slope changes fastest."""
+    par = AttentionParameters([[1.0, 0, 0]], [[0.0, 1, 0]], [[0.0, 0, 1]], scale=1.0)
+    F = SelfAttention(par, normalization=normalizations.sigmoid)
+    mu, eps = ParticleMeasure([[100.0, 0.0, 0.0], [0.0, 0.01317, 1.0]]), 1e-5
+    frames, size = Frames.of(F.weights(mu)), torch.tensor(eps, dtype=F64)
+    rows = sigmoid_rows(frames, Block(slice(0, 2), slice(0, 2)), frames.motion(size), size)
+    moved = mu.replace(mu.points + eps * torch.tensor([[0.0, 0, 0], [0, 1, 0]]))
+    off = 2 * (F.linearize(moved).to_dense() - F.linearize(mu).to_dense())[0, 3:]
+    assert float(off.norm()) <= float(frames.unit * rows.change[0, 0, 1])
+
+
 def test_an_atom_that_stays_is_moved_by_the_others():
     F, mu = with_kernel("L2", 0)
     radii = torch.tensor([0.0, 0.1, 0.1, 0.1, 0.1, 0.1], dtype=F64)
