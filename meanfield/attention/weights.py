@@ -324,7 +324,7 @@ class Weights:
             # Measured from the mean of μ, points far from the origin keep the digits of their
             # scores. Atoms without mass have no part in it: they may be anywhere.
             mass = logs.detach().exp()[..., None]
-            origin = (mass * points.detach().where(mass > 0, 0.0)).sum(-2, keepdim=True)
+            origin = (mass * points.detach()).sum(-2, keepdim=True)
             points = points - origin
         features = kernel.features(parameters, points, positions)
         _check(features, kernel, points)

@@ -177,9 +177,10 @@ def test_the_bounds_of_other_kernels_hold_in_the_ball(name):
         assert float(torch.linalg.matrix_norm(change, 2).max()) <= float(near.change) * (1 + 1e-9)
 
 
-def test_queries_that_follow_the_scale_move_as_it_does_whatever_they_are_normalised_of():
+@pytest.mark.parametrize("inner", [kernels.dot_product, kernels.cosine(0.5, eps=0.1)])
+def test_queries_that_follow_the_scale_move_as_it_does_whatever_they_are_normalised_of(inner):
     """Inside another normalisation they come without the scale, which must not be taken again."""
-    kernel = kernels.qk_norm(eps=0.1, inner=kernels.cosine(0.5, eps=0.1))
+    kernel = kernels.qk_norm(eps=0.1, inner=inner)
     points, one = case(5)[1].points, torch.tensor(0.3, dtype=F64)
     d = points.shape[-1]
     eye, found = torch.eye(d, dtype=F64), []
@@ -303,6 +304,73 @@ def test_blocks_under_sigmoids_change_by_no_more_than_each_is_said_to(points):
         assert float(torch.linalg.matrix_norm(there - start, 2).max()) <= float(near.change)
         far_moved = (F(batch).points - F(mu).points).norm(dim=-1).amax(0) / near.displacement
         assert (0.3 if eps < 1 else 0) < float(far_moved.max()) <= 1 + 1e-9
+
+
+@pytest.mark.parametrize("turns", ["query", "key"])
+@pytest.mark.parametrize("kernel", [kernels.cosine(3.0, eps=1e-6), kernels.qk_norm(eps=1e-6)])
+def test_scores_without_a_slope_move_as_normalised_vectors_turn(kernel, turns):
+    """One side turns, of length 1 and along the other's line, which is so long that it stays."""
+    near, far = [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]], [[0.0, 0.0, 1.0], [0.0, 0.0, 0.0]]
+    query, key = (near, far) if turns == "query" else (far, near)
+    F = SelfAttention(AttentionParameters(query, key, np.eye(3)), kernel=kernel)
+    apart = [1.0, -100.0] if turns == "query" else [-1.0, 100.0]
+    mu = ParticleMeasure([[1.0, 0.0, 100.0], [apart[0], 0.0, apart[1]]])
+    every, eps = Block(slice(0, 2), slice(0, 2)), torch.tensor(0.5, dtype=F64)
+    frames = Frames.of(F.weights(mu))
+    log_p, gain = frames.log_p_and_gain(every)
+    vectors, away = frames.rows(every, log_p.exp(), gain), torch.zeros_like(log_p)
+    motion, size, seen = frames.motion(eps), eps[None, None], log_p > -math.inf
+    own, *_ = frames.changes(every, motion, vectors, size, seen, away)
+    moved = mu.points + torch.tensor([0.0, 0.5, 0.0], dtype=F64)
+    change = F.weights(mu.replace(moved)).log_p(every) - log_p
+    assert ((change - own).amax(-1) <= (change + own).amin(-1)).all()
+
+
+def test_slopes_of_capped_scores_change_as_the_cap_bends():
+    """A key moves, seen by a query of length 10, where the cap bends most."""
+    par = AttentionParameters([[1.0, 0.0]], [[0.0, 1.0]], np.eye(2), scale=1.0)
+    F = SelfAttention(par, kernel=kernels.soft_cap(1.0))
+    frames = Frames.of(F.weights(ParticleMeasure([[10.0, 0.0], [0.0, 0.0658]])))
+    every, eps = Block(slice(0, 2), slice(0, 2)), torch.tensor(1e-4, dtype=F64)
+    log_p, gain = frames.log_p_and_gain(every)
+    vectors, seen = frames.rows(every, log_p.exp(), gain), log_p > -math.inf
+    motion, away = frames.motion(eps), torch.zeros_like(log_p)
+    _, turned, _ = frames.changes(every, motion, vectors, eps[None, None], seen, away)
+    there, here = (1 - math.tanh(10 * key) ** 2 for key in (0.0659, 0.0658))
+    assert 10 * abs(there - here) <= float(turned.max())
+    nested, s = kernels.soft_cap(2.0, inner=F.kernel), torch.linspace(-5, 5, 2001, dtype=F64)
+    slopes = torch.func.jvp(nested.activation, (s,), (torch.ones_like(s),))[1]
+    assert float(slopes.diff().abs().max()) <= nested.curvature * float(s[1] - s[0])
+
+
+def test_slopes_of_sigmoids_change_as_the_second_derivative_says():
+    """A key moves, seen by a query of length 100, where the slope changes fastest."""
+    par = AttentionParameters([[1.0, 0, 0]], [[0.0, 1, 0]], [[0.0, 0, 1]], scale=1.0)
+    F = SelfAttention(par, normalization=normalizations.sigmoid)
+    mu, eps = ParticleMeasure([[100.0, 0.0, 0.0], [0.0, 0.01317, 1.0]]), 1e-5
+    frames, size = Frames.of(F.weights(mu)), torch.tensor(eps, dtype=F64)
+    rows = sigmoid_rows(frames, Block(slice(0, 2), slice(0, 2)), frames.motion(size), size)
+    moved = mu.replace(mu.points + eps * torch.tensor([[0.0, 0, 0], [0, 1, 0]]))
+    off = 2 * (F.linearize(moved).to_dense() - F.linearize(mu).to_dense())[0, 3:]
+    assert float(off.norm()) <= float(frames.unit * rows.change[0, 0, 1])
+
+
+def test_an_atom_that_stays_is_moved_by_the_others():
+    F, mu = with_kernel("L2", 0)
+    radii = torch.tensor([0.0, 0.1, 0.1, 0.1, 0.1, 0.1], dtype=F64)
+    moved = F(mu.replace(mu.points + radii[:, None] / 3)).points - F(mu).points
+    assert 0 < float(moved[0].norm()) <= float(ball_bounds(F, mu, radii).displacement[0])
+
+
+def test_an_output_moves_as_far_as_keys_with_slopes_of_their_own_move_it():
+    """Slopes that agree with vⱼ − mᵢ add to ‖V‖; slopes that all keys share add in squares."""
+    eye, kernel = np.eye(2), kernels.rotary(frequencies=[math.pi])
+    F = SelfAttention(AttentionParameters(eye, eye, eye, scale=1.0), kernel=kernel)
+    mu = ParticleMeasure([[1.0, 0.0], [-1.0, 0.0]], positions=[0.0, 1.0])
+    J = F.linearize(mu).to_dense()[0].reshape(2, 2)  # of the first coordinate, by both keys
+    assert 1e-4 * float(J.norm(dim=-1).sum()) <= 1.001 * float(
+        F.ball_bounds(mu, 1e-4).displacement[0]
+    )
 
 
 @pytest.mark.parametrize("name", [*KERNELS, *NORMALIZED])

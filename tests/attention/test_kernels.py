@@ -513,6 +513,10 @@ def test_a_place_from_which_a_window_hides_all_the_mass_has_no_image():
     late = replace(F, causal=True, kernel=kernels.window(0.05))
     with pytest.raises(ValueError, match="hides all the mass"):
         late.field(mu)(x[:1], torch.tensor([0.88], dtype=F64))
+    logs = mu.log_weights.masked_fill(mu.positions < 0.5, -math.inf).log_softmax(-1)
+    absent = ParticleMeasure(mu.points, log_weights=logs, positions=mu.positions)
+    with pytest.raises(ValueError, match="hides all the mass"):
+        F.field(absent)(x[:1], torch.tensor([0.2], dtype=F64))
 
 
 def test_kernels_that_need_positions_say_so():

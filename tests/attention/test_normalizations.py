@@ -346,3 +346,12 @@ def test_the_layers_scale_plays_no_part_where_a_temperature_replaces_it():
             torch.testing.assert_close(found.k, k)
             same_products(linearize(F, mu).atoms, linearize_by_autodiff(F, mu).atoms, 1e-7)
         assert torch.allclose(ends[0], ends[2], rtol=1e-13) != follows
+
+
+def test_one_plan_of_a_batch_that_has_not_converged_is_refused():
+    par = AttentionParameters.from_bilinear([[3.0]], [[1.0]])
+    F = SelfAttention(par, normalization=normalizations.sinkhorn(max_iterations=1))
+    points = torch.tensor([[[0.0], [0.0]], [[1.0], [-2.0]]], dtype=torch.float64)
+    assert F(ParticleMeasure(points[0])).points.isfinite().all()
+    with pytest.raises(ConvergenceError, match="a marginal is off by"):
+        F(ParticleMeasure(points))

@@ -14,7 +14,7 @@ from meanfield.attention.tangent import AttentionTangent
 from meanfield.measures import stack
 
 F64 = torch.float64
-N, WIDTHS = 17, (0.05, 0.3, 2.0)
+N, WIDTHS = 17, (1 / 32, 5 / 16, 2.0)
 
 
 @pytest.fixture
@@ -25,12 +25,26 @@ def small_blocks(monkeypatch):
 
 
 def cloud(n: int = N, seed: int = 0) -> ParticleMeasure:
-    """Positions in no order, with ties; weights of which three are 0."""
+    """Positions in no order, with ties, some exactly a width apart; three weights are 0."""
     generator = torch.Generator().manual_seed(seed)
     points = torch.randn(n, 3, dtype=F64, generator=generator)
     positions, masses = torch.rand(2, n, dtype=F64, generator=generator)
     positions[::4], masses[3:6] = positions[0], 0.0
-    return ParticleMeasure(points, masses / masses.sum(), positions=positions)
+    return ParticleMeasure(points, masses / masses.sum(), positions=(32 * positions).round() / 32)
+
+
+class WindowByBias(kernels.Kernel):
+    """A window that a user writes, as a bias of −∞."""
+
+    needs_positions = True
+
+    def features(self, parameters, points, positions):
+        q, k, v = parameters.project(points)
+        return kernels.Features(parameters.scale[:, None, None] * q, k, v)
+
+    def position_bias(self, parameters, rows, columns):
+        apart = (rows[..., None, :, None] - columns[..., None, None, :]).abs()
+        return torch.zeros_like(apart).masked_fill(apart >= WIDTHS[0], -math.inf)
 
 
 def layer(width: float, causal: bool) -> SelfAttention:
@@ -100,6 +114,16 @@ def test_all_derivatives_are_those_of_the_dense_mask(width, causal, small_blocks
     torch.testing.assert_close(J.matvec(along), wanted, rtol=1e-11, atol=1e-12)
     torch.testing.assert_close(tangent.matvec(along), wanted, rtol=1e-11, atol=1e-12)
     torch.testing.assert_close(tangent.rmatvec(along), pulled, rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["plain", "masked"])
+def test_a_bias_of_minus_infinity_hides_as_a_window_does(causal):
+    """Absent atoms that see no mass go to 0, and what they hide has no derivative."""
+    F, mu = layer(WIDTHS[0], causal), cloud()
+    G = SelfAttention(F.parameters, causal, WindowByBias())
+    torch.testing.assert_close(G(mu).points, F(mu).points, rtol=1e-12, atol=1e-13)
+    one, other = (linearize(each, mu).atoms.to_dense() for each in (F, G))
+    torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-12)
 
 
 def test_each_row_looks_at_few_columns_and_at_no_fewer_than_it_sees():

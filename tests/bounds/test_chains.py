@@ -224,7 +224,7 @@ def test_without_frequencies_rotary_scores_are_dot_products_of_a_known_oscillati
     expected = by_oscillation(V, 1.5, 2 * c, c / 1.5, c)
     found = bounds.table(F, 1.5).row("bounded scores").value
     assert found == pytest.approx(expected, rel=1e-8)
-    biased = SelfAttention(par, kernel=alibi([0.5], length=3.0))
+    biased = SelfAttention(par, kernel=alibi([-0.5], length=3.0))
     expected = by_oscillation(V, 1.5, 2 * c + 1.5, c / 1.5, c)
     found = bounds.table(biased, 1.5).row("bounded scores").value
     assert found == pytest.approx(expected, rel=1e-8)

@@ -322,6 +322,8 @@ def test_the_rate_of_a_matrix_is_never_below_what_points_give(seed, d):
 
 def test_the_rates_that_are_known():
     skew = np.array([[0.0, 1.0], [-1.0, 0.0]])
+    expected = math.sqrt(math.e * (1 + 30**2)) * (1 + 4 * 30) * math.exp(30 / 8) + 30
+    assert mean_field_by_rate(30 * np.eye(2), 1.0, 1.0) == pytest.approx(expected, rel=1e-6)
     found = [exponential_rate(A) for A in (-np.eye(2), skew, np.diag([1.0, 0.4, 0.1]))]
     np.testing.assert_allclose(found, [2.0, 1.0, 0.25], rtol=1e-8)
     assert mean_field_by_rate(np.eye(2), 1.0, 4.0) < 0.1 * bounds.mean_field(1, 1, 4.0)

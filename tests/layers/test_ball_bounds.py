@@ -12,6 +12,7 @@ import torch
 from meanfield import AttentionParameters, ParticleMeasure, SelfAttention
 from meanfield.attention.normalizations import sinkhorn
 from meanfield.layers import (
+    MLP,
     Chain,
     Clip,
     LayerNorm,
@@ -152,6 +153,13 @@ def test_slopes_and_their_changes_are_within_their_bounds(name):
         assert (slope[:-shift].abs() <= steepest * (1 + 1e-6) + 1e-12).all()
 
 
+def test_a_gate_changes_with_what_it_multiplies_and_both_slopes_count_at_a_kink():
+    F, at = MLP([[1.0]], [[1.0]], activation="silu", gate=[[1.0]]), ParticleMeasure([[0.0]])
+    moved = derivative(F, at, at.points + 0.01) - derivative(F, at, at.points)
+    assert float(norm(moved)) <= float(F.ball_bounds(at, 0.01).change)
+    assert float(MLP([[1.0]], [[1.0]], activation="relu").local_upper(at)) >= 1
+
+
 @pytest.mark.parametrize("name", COMPOSED)
 def test_radii_may_differ_from_atom_to_atom_and_absent_atoms_do_not_count(name):
     F, mu = MAPS[name](), cloud(2)
@@ -173,7 +181,8 @@ def test_a_normalisation_that_may_meet_its_pole_is_unbounded():
     F = Chain([LayerNorm(torch.ones(3, dtype=F64), None, 0.0), attention()])
     assert float(ball_upper(F, mu, 1.0)) < math.inf
     assert float(ball_upper(F, mu, 2.0)) == math.inf
-    # Images stay bounded all the same.
+    # Images stay bounded all the same; −x, whose image is opposite, is 2√2 away.
+    assert float(F.maps[0].ball_bounds(mu, 3.0).displacement) >= 2 * 3**0.5
     assert float(F.maps[0].ball_bounds(mu, 2.0).displacement) <= 2 * 3**0.5 * (1 + 1e-8)
     assert float(ball_upper(Pointwise(torch.sin), mu, 0.1)) == math.inf
 
@@ -257,6 +266,10 @@ def test_an_interval_has_the_larger_of_both_components(solver):
     assert least < 0.95 * most
     for place, factor in ((1, 1), (2, 2), (3, 4)):
         assert float(found[place, 0]) == pytest.approx(factor * most, rel=1e-6)
+    # None is known of an interval with a map that has no derivative.
+    maps = [double, Pointwise(torch.relu, lipschitz=1.0), double]
+    kinked = Intervals.of(maps, ParticleMeasure([[0.0]]), solver).norms.tril(-1)
+    assert kinked.isinf().nonzero().tolist() == [[2, 0], [2, 1], [3, 0], [3, 1]]
 
 
 def test_parts_without_a_bound_are_named():

@@ -31,6 +31,7 @@ KERNELS = {
     "QK-norm": kernels.qk_norm(),
     "QK-norm, then rotary": kernels.rotary(100.0, length=7, inner=kernels.qk_norm()),
     "soft cap": kernels.soft_cap(2.0),
+    "saturated soft cap": kernels.soft_cap(1e-3),
     "soft cap of rotary": kernels.soft_cap(2.0, inner=kernels.rotary(length=7)),
     "L2": kernels.l2,
     "window": kernels.window(0.5),
@@ -127,9 +128,10 @@ def test_blocks_of_an_algebra_of_maps_are_those_of_its_matrix_or_none():
     """What is known of BBᵀ of a norm's derivative B is not known of its sums and products."""
     norms = (LayerNorm(torch.ones(DIM, dtype=F64)), RMSNorm(torch.ones(DIM, dtype=F64)))
     F, B, C = (linearize(f, drawn(1)).atoms for f in (SelfAttention(parameters()), *norms))
-    maps = (2 * (F @ B + C), F @ (B + C), F @ (-3 * B), F @ B @ C, F @ (B @ C), F @ F)
+    maps = (2 * (F @ B + C), F @ (B + C), F @ (-3 * B), F @ B @ C, F @ (B @ C), B @ (C @ F), F @ F)
     found = [of_map(J) for J in maps]
     assert found[0][0] is not None
+    assert B.T.blocks is None  # nor are those of a map its transpose's
     for blocks, dense in found:
         if blocks is not None:
             wanted = torch.einsum("ijad,ijbd->iab", dense, dense)
@@ -181,12 +183,14 @@ def test_weights_at_the_ends_of_the_number_range_bound_or_say_nothing(power):
     assert float(row_bound(blocks, w)) == math.inf
 
 
-def test_masked_columns_may_have_weight_zero_and_others_not():
+@pytest.mark.parametrize("row", [1, N - 1])
+def test_masked_columns_may_have_weight_zero_and_others_not(row, monkeypatch):
+    monkeypatch.setattr("meanfield.linalg.blocks._PAIR_ENTRIES", 1)  # one row at a time
     mu = ParticleMeasure.from_sequence(drawn(5).points)
     blocks, dense = blocks_and_dense(MAPS["dot product, masked"], mu)
     w = torch.ones(N, N, dtype=F64).tril()
     assert norm(dense) <= float(row_bound(blocks, w)) < math.inf
-    w[N - 1, 0] = 0.0
+    w[row, 0] = 0.0
     assert float(row_bound(blocks, w)) == math.inf
 
 

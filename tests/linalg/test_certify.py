@@ -151,6 +151,16 @@ def test_an_end_that_one_block_refutes_is_none_of_the_map():
     assert float(found.upper) == math.inf and not bool(found.converged)
 
 
+def test_a_block_that_may_be_the_largest_must_have_converged():
+    blocks = LinearMap.diagonal(torch.tensor([[3.0, 1.0], [4.0, 1.0]], dtype=F64)[..., None])
+    share = math.sqrt((2.9**2 - 1) / (4**2 - 1))
+    v = torch.stack([vector(1, 0), vector(share, math.sqrt(1 - share**2))])
+    unknown = Candidate(v, number(math.inf), 0.0)
+    found, _ = certify_largest(blocks, unknown, rtol=1e-4, upper_rtol=math.inf)
+    assert float(found.value) == 3 and float(found.residual) > 0.1
+    assert not bool(found.converged)
+
+
 def test_a_wrong_gap_cannot_hide_a_large_residual():
     """At most four times rtol is believed, whatever the gap."""
     tilted = vector(math.cos(1e-2), math.sin(1e-2), 0)

@@ -204,6 +204,9 @@ def test_far_away_the_hull_of_the_values_bounds(n):
     old = keys, values
     found = cache_error(draw(1, K), old, smaller, log_weights=logs, epsilon=1e6)
     assert 0 < float(found.value) <= 1.5 * float(torch.cdist(values, values).max())
+    one = torch.ones_like(values)
+    opposite = cache_error(draw(1, K), (keys, one), (keys, -one), epsilon=1.0)
+    assert 2 * V**0.5 * (1 - 1e-12) <= float(opposite.value) <= 2 * V**0.5 * (1 + 1e-9)
 
 
 # ------------------------------------------------------------------ by a quantiser's steps
@@ -268,6 +271,10 @@ def test_steps_of_zero_change_nothing_and_steep_ones_stop_at_the_hull():
     steep = cache_error(q, None, (1e3 * keys, values), within=(1e3, 0.5), epsilon=2.0)
     wide = 2 * float(torch.cdist(values, values).max()) + 0.5
     assert bool(((steep.value > 0) & (steep.value <= 1.001 * wide)).all())
+    # At −ε the known cache answers −1, and one whose keys have changed places 1.
+    ends = torch.tensor([[1.0], [-1.0]], dtype=F64)
+    turned = cache_error([[0.0]], None, (ends, ends), within=(2.5, 0.0), scale=1.0, epsilon=1e3)
+    assert 2 <= float(turned.value) <= 2.001
 
 
 # ------------------------------------------------------------------ refusals

@@ -208,12 +208,20 @@ class Declared(Map):
 
 
 @pytest.mark.parametrize(("change", "upper"), [(3.0, 99.0), (100.0, 2.0)])
-def test_the_radius_is_that_of_the_formulas(change, upper):
+@pytest.mark.parametrize("scales", [(1.0, 1.0, 1.0), (0.1, 10.0, 10.0)])
+def test_the_radius_is_that_of_the_formulas(change, upper, scales):
+    """Before x ↦ scales ∘ x a change counts by the gradient there, not by the norm of the scales.
+
+    A bound of the constant does count by that norm.
+    """
     mu = cloud(weights=[0.1, 0.2, 0.3, 0.15, 0.25])
     read = Readout([[1.0, 0.0, 0.0], [-1.0, 0.0, 0.0]], token=0)
-    found = certified_radius(Declared(change, upper), read, mu)
+    by = torch.tensor(scales, dtype=F64)
+    F = Chain([Declared(change, upper), Pointwise(lambda x: by * x, max(scales), 0.0)])
+    found = certified_radius(F, read, mu)
     stretch = math.sqrt(0.3 / 0.1)
-    steepest = min(2 * (1 + stretch * change), 2 * stretch * upper)
+    least = 2 * scales[0] * (1 + stretch * change)
+    steepest = min(least, 2 * max(scales) * stretch * upper)
     assert float(found.value) == pytest.approx(float(found.margin) / steepest, rel=0.05)
     assert float(found.value) * steepest <= float(found.margin)
 
@@ -233,6 +241,8 @@ def test_a_bounded_map_declares_its_constant_in_every_ball():
     both = math.sqrt(0.1 * 1 + 0.15 * 4)
     expected = 0.5 * both / mu.weights.sqrt()
     torch.testing.assert_close(moved, expected)
+    chained = Chain([Declared(1.0, 0.5)]).ball_bounds(mu, radii, splitting=False)
+    torch.testing.assert_close(chained.displacement, expected)
     far = Bounded(lambda nu: nu, 0.5, "max").ball_bounds(mu, radii, splitting=False)
     assert far.displacement.tolist() == pytest.approx([1.0] * N) and far.upper == math.inf
     alone = Bounded(Pointwise(torch.sin), 1.0).ball_bounds(mu, radii)

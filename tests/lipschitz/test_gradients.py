@@ -199,6 +199,9 @@ def test_nothing_is_recorded_where_nothing_asks():
     with torch.no_grad():
         assert not local_lipschitz(layer(w), mu).value.requires_grad
     assert local_lipschitz(layer(w), mu).value.requires_grad
+    logs = draw(N).log_softmax(-1).requires_grad_()  # alone
+    mu = ParticleMeasure(draw(N, D), log_weights=logs)
+    assert local_lipschitz(layer(matrices()), mu).value.requires_grad
 
 
 @pytest.mark.parametrize("name", ["query", "key", "value", "output", "query_bias", "scale"])

@@ -191,8 +191,9 @@ def test_a_constant_whose_field_alone_does_not_converge_is_flagged(whole):
         local_lipschitz(TwoSpectra(whole, apart), mu, solver=solver)
 
 
-@pytest.mark.parametrize("solver", [Dense(), Lanczos()], ids=lambda s: type(s).__name__)
+@pytest.mark.parametrize("solver", [Dense(), Lanczos(), None], ids=lambda s: type(s).__name__)
 def test_the_upper_end_covers_the_larger_component(solver):
+    """By default the whole is factored, and the field iterated."""
     mu = ParticleMeasure(torch.zeros(1, 300, dtype=F64))
     apart = 0.9 ** torch.arange(300, dtype=F64)
     for whole, larger in ((0.5, 1.0), (2.0, 2.0)):

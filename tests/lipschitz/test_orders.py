@@ -81,6 +81,20 @@ def test_no_displacement_of_split_atoms_is_stretched_more_than_the_upper_end(p, 
     assert (sizes[0] <= upper * sizes[1] * (1 + 1e-9)).all()
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_in_the_plane_the_lower_end_is_that_of_the_best_direction(seed):
+    par = AttentionParameters.random(2, generator=torch.Generator().manual_seed(seed), std=1.0)
+    F, mu = SelfAttention(par), ParticleMeasure([[1.0, 0.5], [-1.0, 0.3], [0.2, -0.8]])
+    angles = torch.linspace(0, math.pi, 2000, dtype=F64)
+    e, at = torch.stack([angles.cos(), angles.sin()], -1), linearize(F, mu)
+    T, S = at.atoms.to_dense().reshape(3, 2, 3, 2), at.field.to_dense()
+    T.diagonal(0, 0, 2).sub_(S.movedim(0, -1))
+    sums = torch.einsum("iajb,ea->eijb", T, e).norm(dim=-1).sum(-1)
+    sums = sums + torch.einsum("iab,ea->eib", S, e).norm(dim=-1)
+    found = local_order(F, mu, p=math.inf)
+    assert float(found.lower) == pytest.approx(float(sums.max()), rel=1e-5)
+
+
 def test_absent_atoms_and_bad_arguments():
     F = SelfAttention(AttentionParameters.from_bilinear([[-1.0]], [[1.0]]))
     absent = ParticleMeasure([[5.0], [1.0], [-1.0]], weights=[0.0, 0.5, 0.5])

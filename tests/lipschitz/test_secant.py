@@ -130,7 +130,12 @@ def test_the_ends_of_a_ratio_are_rounded_outward(seed):
 
 
 def test_measures_that_are_not_provably_apart_are_refused(monkeypatch):
-    """An interval [0, u] of their distance bounds the ratio by nothing."""
+    """An interval [0, u] of their distance bounds the ratio by nothing, as of one of a batch."""
+    pairs = (
+        ParticleMeasure(torch.tensor(x).double()) for x in ([[[0.0]]] * 2, [[[0.0]], [[1.0]]])
+    )
+    with pytest.raises(ValueError, match="provably apart"):
+        secant_ratio(random_layer(0, 1), *pairs)
 
     def unsure(mu, nu, **settings):
         found = solve_w2(mu, nu, **settings)
