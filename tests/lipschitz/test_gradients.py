@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,7 +13,8 @@ from meanfield.attention import AttentionParameters, SelfAttention, kernels, nor
 from meanfield.layers import MLP, Chain, LayerNorm, Pointwise, Residual
 from meanfield.linalg import Lanczos
 from meanfield.lipschitz import local_lipschitz
-from meanfield.maps import Linearisation, Map
+from meanfield.lipschitz.differentiable import _check_simple
+from meanfield.maps import Linearisation, Map, linearize
 from meanfield.measures import ParticleMeasure
 
 F64 = torch.float64
@@ -235,6 +238,18 @@ def away_from_peers(mu):
     same = (mu.positions[:, None] == mu.positions).to(mu.dtype) * mu.weights
     values = torch.sin(mu.points)
     return mu.replace(values - 0.5 * same / same.sum(-1, keepdim=True) @ values)
+
+
+@pytest.mark.parametrize(("residual", "is_known"), [(0.0099, True), (0.0101, False)])
+def test_the_vector_has_to_be_known_to_a_tenth(residual, is_known):
+    """The angle is at most the residual over the gap, which is 1 − 0.9."""
+    F = Pointwise(lambda x: x * torch.tensor([1.0, 0.9], dtype=F64))
+    mu = ParticleMeasure([[1.0, 2.0]])
+    found = local_lipschitz(F, mu)
+    loose = replace(found, residual=torch.full_like(found.value, residual))
+    refused = contextlib.nullcontext() if is_known else pytest.raises(ValueError, match="simple")
+    with refused:
+        _check_simple(True, linearize(F, mu), loose, torch.tensor(True), rtol=1e-9)
 
 
 def test_a_tie_of_two_atoms_that_split_is_refused():
