@@ -19,7 +19,8 @@ import tempfile
 import numpy as np
 import ot
 
-from meanfield.transport import certify, checker, grade, known_names, known_problem, solve_w2
+from meanfield.transport import certify, checker, grade, known_problem, solve_w2
+from meanfield.transport.known import known_names
 
 rng = np.random.default_rng(0)
 x = rng.normal(size=(300, 2))

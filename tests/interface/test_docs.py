@@ -64,6 +64,19 @@ def build(folder: Path, *settings: str) -> Path:
     return folder / "pages"
 
 
+def test_every_name_that_a_script_takes_from_the_package_is_there():
+    missing = []
+    for path in (*(ROOT / "examples").glob("*.py"), *(DOCS / "tutorials").glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("meanfield"):
+                line = f"from {node.module} import {', '.join(one.name for one in node.names)}"
+                try:
+                    exec(line, {})
+                except ImportError as error:
+                    missing.append(f"{path.name}: {error}")
+    assert not missing
+
+
 def test_the_pages_are_read_without_a_warning(tmp_path):
     """Links, citations and docstrings; nothing is run and nothing drawn."""
     build(tmp_path, "-b", "dummy", "-D", "plot_gallery=0")
