@@ -206,7 +206,9 @@ def main() -> None:
         for title, (draw, height) in PICTURES.items():
             figure = plt.figure(figsize=(4.3, height))
             draw(figure)
-            figure.savefig(options.out / f"pictures-{title}.png")
+            path = options.out / f"pictures-{title}.png"
+            figure.savefig(path)
+            print("wrote", path.name)
 
 
 if __name__ == "__main__":
