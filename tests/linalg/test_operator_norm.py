@@ -85,7 +85,7 @@ def test_norms_are_right_at_the_ends_of_the_number_range(dtype, entry, shape, co
     matrix[0, 0], matrix[1, 1] = -entry, entry / 2
     estimate = operator_norm(LinearMap.pointwise(matrix.expand(count, 1, *shape)))
     assert (estimate.value == matrix.abs().max()).all() and (estimate.residual == 0).all()
-    assert torch.isfinite(estimate.upper).all() or entry > 1e307
+    assert (estimate.upper <= estimate.value * (1 + 1e-4)).all()
 
 
 @few_and_many

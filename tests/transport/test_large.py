@@ -60,7 +60,7 @@ def test_halving_puts_every_point_into_one_small_group_of_neighbours(
     assert below.max(initial=-np.inf) <= above.min()
     assert sorted(order) == list(range(n))
     groups = np.split(order, starts[1:])
-    assert size / 2 < max(map(len, groups)) <= size or n <= size
+    assert min(n - 1, size / 2) < max(map(len, groups)) <= size
     assert max(map(len, groups)) - min(map(len, groups)) <= 1
     # Halved along the widest axis, so no two groups overlap along all axes.
     first, second = groups[0], groups[-1]
