@@ -126,8 +126,9 @@ def failed_batch(task: Task, message: str) -> Batch:
 def _outcomes(work: Work, cases: Sequence[Case], caught: _Caught) -> list[_Outcome]:
     """The checked values of a call; a vectorised one that fails is retried case by case."""
     try:
-        arguments = _arguments(work, cases)
-        _GLOBAL_GENERATORS.seed(case_seed(cases[0], work.seed))
+        seed = case_seed(cases[0], work.seed)
+        arguments = _arguments(work, cases, seed)
+        _GLOBAL_GENERATORS.seed(seed)
         returned = work.task.function(**arguments)
         values, task = _values(work.task, returned, len(cases))
         return [(len(cases), values, task)]
@@ -192,7 +193,7 @@ def _infer(task: Task, returned: Any) -> Task:
     return dataclasses.replace(task, variables=variables, coords=coords)
 
 
-def _arguments(work: Work, cases: Sequence[Case]) -> dict[str, Any]:
+def _arguments(work: Work, cases: Sequence[Case], seed: int) -> dict[str, Any]:
     """Parameters, settings, and the random numbers that the function takes and was not given."""
     task = work.task
     arguments = work.settings() | (columns_of(cases) if task.batched else cases[0])
@@ -203,9 +204,9 @@ def _arguments(work: Work, cases: Sequence[Case]) -> dict[str, Any]:
             arguments["seeds"] = np.array(seeds, dtype=np.int64)
         return arguments
     if "seed" in missing:
-        arguments["seed"] = case_seed(cases[0], work.seed)
+        arguments["seed"] = seed
     if "generator" in missing:
-        arguments["generator"] = torch.Generator().manual_seed(case_seed(cases[0], work.seed))
+        arguments["generator"] = torch.Generator().manual_seed(seed)
     return arguments
 
 
