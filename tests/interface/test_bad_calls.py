@@ -215,11 +215,12 @@ def test_words_of_neighbours_are_answered_with_ours(call, said):
         ("encoder().embed(x)", r"; .embeddings\(tokens\)"),
         ("encoder().hidden_states(x)", r"; .embeddings\(tokens\)"),
         ("local_lipschitz(encoder(), mu)", r"; source.attention\(layer\) makes one"),
+        ("mixture([mu, nu], [[0.5, 0.5]])", r"weights: expected 2 numbers, got shape \(1, 2\)"),
         ("mixture(mu, mu)", r"expected a list of measures, \[mu, nu\]"),
     ],
 )  # fmt: skip
 def test_members_of_neighbours_are_answered_with_ours(call, said):
-    with pytest.raises((TypeError, AttributeError), match=said):
+    with pytest.raises((TypeError, ValueError, AttributeError), match=said):
         calls.value_of(call)
 
 
