@@ -29,7 +29,6 @@ SIGMOID = SelfAttention(AttentionParameters.from_bilinear([[1.0]], [[1.0]]), nor
 VARIANTS = {
     "softmax": lambda R: bounds.mean_field(1, 1, R),
     "softmax, masked": lambda R: bounds.masked_mean_field(1, 1, R),
-    "softmax behind a sphere (times 1/σ)": lambda R: bounds.sphere_mean_field(1, 1, R),
     "null key, β = 0": lambda R: bounds.mean_field(1, 1, R, sink=0.0),
     "null key, β = R²": lambda R: bounds.mean_field(1, 1, R, sink=R**2),
     "soft cap, τ = 1": lambda R: bounds.capped_mean_field(1, 1, R, 1.0),
@@ -59,26 +58,6 @@ def draw(R):
     return ax
 
 
-# %%
-# What a norm before attention buys, over e^c with c = ‖A‖R²: along the sphere and on the ball, and
-# what two Diracs reach there at least. For small c the upper bounds are one.
-def ball_and_sphere(c):
-    ax = plt.subplots(layout="constrained")[1]
-    for place, colour, upper, lower in (
-        ("ball", "tab:blue", bounds.mean_field, bounds.two_dirac_lower),
-        ("sphere", "tab:green", bounds.sphere_mean_field, bounds.sphere_two_dirac_lower),
-    ):
-        width = 2.6 if place == "ball" else 0.9
-        over = np.exp(-c)
-        ax.loglog(c, upper(c, 1, 1) * over, color=colour, lw=width, label=f"{place}: bound")
-        label = f"{place}: two Diracs"
-        ax.loglog(c, lower(c, 1) * over, "--", color=colour, lw=0.9, label=label)
-    ax.set(xlabel=r"$c = \|A\|R^2$", ylabel="constant over $e^c$")
-    ax.set_title("Attention of measures on a ball, and behind a normalisation")
-    ax.legend()
-    return ax
-
-
 if __name__ == "__main__":
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
@@ -86,5 +65,3 @@ if __name__ == "__main__":
     for name, constant in VARIANTS.items():
         print(f"{name:36s} at R = 3: {constant(np.array([3.0]))[0]:12.6g}")
     draw(radii).figure.savefig(options.out / "variants.png", dpi=150)
-    c = np.geomspace(0.05, 12, 5 if options.quick else 200)
-    ball_and_sphere(c).figure.savefig(options.out / "ball-and-sphere.png", dpi=150)

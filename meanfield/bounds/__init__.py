@@ -12,7 +12,6 @@ The statements, and in brackets whose they are:
 - `two_dirac_lower`: √(t(1−t))(1+2(1−t)c)e^c is reached for V = I (this package)
 - `masked_two_dirac_lower`: p/(p−1) times that (this package)
 - `tokens_lower`: about c√(n/2) is reached, less where n is large, A = −γI (this package)
-- `sphere_mean_field`, `sphere_two_dirac_lower`: behind a normalisation (this package)
 - `capped_mean_field`, `l2_mean_field`: other scores than ⟨Ax, y⟩ (this package)
 - `local_upper`: the constant at one μ, from its attention weights (this package)
 - `theorem_3_3`: √3 ‖V‖ (‖A‖²R⁴(4n+1) + n)^½, n tokens, masked too ([CAP24] Thm 3.3, 4.3)
@@ -32,12 +31,11 @@ statements that are not in the papers; the page "Sharp constants" of the documen
 """
 
 # Files: `golden` (a search), `sharp` (this package's upper bounds), `running` (under a mask),
-# `spheres` (behind a norm), `diracs` (its lower ones), `rates` (for a given A), `scores` (other
-# kernels), `theorems` (the papers' own), `layer` (from heads to a layer), `l2` (L2 attention on n
-# tokens), `tables` (all of them at once: `statements`, `theorem_list`, `witnesses`).
+# `diracs` (the lower ones), `rates` (for a given A), `scores` (other kernels), `theorems` (the
+# papers' own), `layer` (from heads to a layer), `l2` (L2 attention on n tokens), `tables` (all of
+# them at once: `statements`, `theorem_list`, `witnesses`).
 
 from meanfield.bounds.diracs import masked_two_dirac_lower as masked_two_dirac_lower
-from meanfield.bounds.diracs import sphere_two_dirac_lower as sphere_two_dirac_lower
 from meanfield.bounds.diracs import (
     tokens_lower,
     two_dirac_best_log_ratio,
@@ -53,7 +51,6 @@ from meanfield.bounds.l2 import l2_theorem_3_2 as l2_theorem_3_2
 from meanfield.bounds.scores import capped_mean_field as capped_mean_field
 from meanfield.bounds.scores import l2_mean_field
 from meanfield.bounds.sharp import masked_mean_field, mean_field, one_sided, tokens
-from meanfield.bounds.spheres import sphere_mean_field as sphere_mean_field
 from meanfield.bounds.tables import table
 from meanfield.bounds.theorems import (
     local_upper,

@@ -11,8 +11,6 @@ from meanfield.bounds.golden import narrowed
 from meanfield.checks import as_floats
 from meanfield.habits import with_hints
 
-_PLACES, _ZOOMS = 65, 6  # of the search over two variables: to 1e-9 of the value
-
 
 def two_dirac_entry(gamma: Any, radius: Any, log_ratio: Any, *, p: Any = 2.0) -> Any:
     """t^{1−1/p}(1−t)^{1/p} (1 + 2(1−t)c) e^{2c/p}, c = γR²: how a light atom moves a heavy one.
@@ -128,49 +126,6 @@ def tokens_lower(norm_A: Any, radius: Any, n: Any) -> Any:
         # 1 + z: the logarithm is concave.
         low, high = narrowed(lambda height: -two(height), 0 * (c + n), 2 + 0 * c, steps=60)
         return out(np.fmax(one, np.where((n > 2) & (n < np.inf), two((low + high) / 2), 0.0)))
-
-
-def sphere_two_dirac_lower(gamma: Any, radius: Any) -> Any:
-    """What two Diracs on a circle of radius R reach when atoms move along the circle only.
-
-    The heavy atom is at Re₁, the light one at the angle π − φ; A = −γI, V = I. With t as in
-    `two_dirac_entry`, the maximum over φ and t of
-    √(t(1−t)) e^{c(1+cos φ)/2} |f + (1−t)c sin φ (y − e₁)|, y − e₁ in units of R, f ⟂ y a unit
-    vector. It grows as (3√3/8)√(2c/e) e^c: a normalisation before attention takes √(ec/2) off.
-
-    Args:
-        gamma: scaling factor γ.
-        radius: R.
-
-    Source: this package. Proved, for d ≥ 2 (LayerNorm: 3).
-
-    Example:
-        >>> sphere_two_dirac_lower(1.0, 3.0)
-        13516.364
-    """
-    check_together(gamma=gamma, radius=radius)
-    values = np.vectorize(_on_circle, otypes=[float])
-    return out(values(exponent(gamma, radius, name="gamma")[0]))
-
-
-def _on_circle(c: float) -> float:
-    """By zooming into a grid: every point of it is reached."""
-    low, high = np.zeros(2), np.array([min(np.pi, 8 / np.sqrt(max(c, 1e-300))), 1.0])
-    best = 0.0
-    for _ in range(_ZOOMS):
-        angle, t = np.linspace(low, high, _PLACES).T
-        gain = (1 - t) * c * np.sin(angle[:, None])
-        square = 1 + 2 * gain * np.sin(angle[:, None])
-        square += 2 * gain**2 * (1 + np.cos(angle[:, None]))
-        # cos φ − 1 without cancellation: c may be large.
-        log_score = -c * np.sin(angle[:, None] / 2) ** 2
-        value = np.exp(log_score) * np.sqrt(t * (1 - t) * square)
-        place = np.unravel_index(np.argmax(value), value.shape)
-        best, middle = float(value[place]), np.array([angle[place[0]], t[place[1]]])
-        step = 2 * (high - low) / (_PLACES - 1)
-        low, high = np.maximum(middle - step, 0), np.minimum(middle + step, [np.pi, 1.0])
-    with np.errstate(over="ignore"):
-        return float(best * np.exp(c))
 
 
 @with_hints

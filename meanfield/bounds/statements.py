@@ -100,12 +100,6 @@ class Question:
         return layer.joined(each)
 
     @property
-    def sphere_dim(self) -> int:
-        """Of the sphere that a norm before attention leaves its points on; −1 without one."""
-        norm = self.layer.norm
-        return -1 if norm is None else self.layer.parameters.dim - norm.centred - 1
-
-    @property
     def tokens(self) -> int:
         """How many there are; asked for behind `counted`."""
         assert self.n is not None

@@ -21,7 +21,6 @@ from meanfield.bounds.scores import (
     sigmoid_mean_field,
 )
 from meanfield.bounds.sharp import masked_mean_field, mean_field, tokens
-from meanfield.bounds.spheres import sphere_mean_field
 from meanfield.bounds.statements import OURS, Ask, Question, Statement
 from meanfield.bounds.theorems import proposition_3_4, theorem_3_5
 from meanfield.bounds.witnesses import best_pair, far_token, is_far_enough
@@ -29,7 +28,6 @@ from meanfield.checks import as_floats
 
 _TOKENS, _MASKED_TOKENS = "Euclidean, n tokens", "Euclidean, n tokens, masked"
 _PLAIN, _CONDITIONAL = "W₂, all measures", "conditional d₂, masked"
-_SPHERE = "W₂, times 1/σ, behind a norm"
 _HERE = "Euclidean, at the points"
 _LEMMA_3_8 = "[CAP24], Lemma 3.8{bias}"
 
@@ -57,8 +55,6 @@ _MASKED = Ask("the layer is not masked", lambda q: q.layer.causal)
 _COUNTED = Ask("the number of tokens is not given", lambda q: q.n is not None)
 _PLACED = Ask("no points are given", lambda q: q.points is not None)
 _FIRST = Ask("a norm comes before attention", lambda q: q.layer.norm is None)
-_SECOND = Ask("no norm comes before attention", lambda q: q.layer.norm is not None)
-_ON_CIRCLE = Ask("there is no circle on the line", lambda q: q.sphere_dim >= 1)
 _ONE_HEAD = Ask("several heads may cancel", lambda q: len(q.layer.norm_A) == 1)
 _UNBIASED = Ask("a query bias moves the witness", lambda q: not q.layer.shift.any())
 _NO_KEY_BIAS = Ask("a key bias moves scores past the sink", lambda q: not q.layer.key_shift.any())
@@ -73,7 +69,6 @@ _TIED = Ask("queries and keys are not tied", lambda q: tied_norms(q.layer.parame
 _SIZED = Ask("no bound of the kernel's scores is known", lambda q: q.sizes is not None)
 _DECLARES = Ask("the map declares no bound at an input", lambda q: q.declared is not None)
 _WITNESSED = (_BILINEAR, _FIRST, _ONE_HEAD, _UNBIASED)
-_ON_SPHERE = (_BILINEAR, _SECOND, _ON_CIRCLE, _UNMASKED)
 
 
 # ------------------------------------------------------------ numbers of several steps
@@ -138,18 +133,6 @@ def _theorem_c_3(question: Question) -> float:
     back = np.linalg.norm(np.einsum("hji,nj->hni", layer.A, x), axis=-1)
     inside = n * (1 + ahead.max(1) ** 2 * spread) + back.max(1) ** 2 * spread
     return float(raised(np.sum(math.sqrt(3) * layer.norm_V * np.sqrt(inside))))
-
-
-def _along_sphere(question: Question, *, apart: float) -> float:
-    """Along the sphere, and ε · apart of what `mean_field` allows across it."""
-    layer = question.layer
-    assert layer.norm is not None
-    radius = math.sqrt(layer.parameters.dim)
-    along = sphere_mean_field(layer.norm_A, 1.0, radius, shift=layer.shift)
-    across = mean_field(layer.norm_A, 1.0, radius, shift=layer.shift)
-    # An atom moves by less than 1/σ in all, so never more than the bound for all directions.
-    share = min(layer.norm.eps * apart, 1.0)
-    return layer.joined(np.minimum(along + share * across, across))
 
 
 # ------------------------------------------------------------ the list
@@ -252,16 +235,6 @@ AT_POINTS = [
         ("at the points", "upper", "W₂ or d₂, at the points", "these points", OURS),
         (_PLACED, _DECLARES),
         lambda q: q.declared,
-    ),
-    Statement(
-        ("sphere", "upper", _SPHERE, "atoms move along a sphere", OURS),
-        _ON_SPHERE,
-        lambda q: _along_sphere(q, apart=0.0),
-    ),
-    Statement(
-        ("sphere, at the points", "upper", "W₂, at the points", "their least spread σ", OURS),
-        (*_ON_SPHERE, _PLACED),
-        lambda q: q.slope * _along_sphere(q, apart=q.slope**2),
     ),
 ]
 

@@ -13,8 +13,6 @@ from hypothesis import strategies as st
 from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, bounds, sampling
 from meanfield.attention.kernels import alibi, cosine, dot_product, l2, qk_norm, rotary, soft_cap
 from meanfield.bounds.scores import by_oscillation
-from meanfield.bounds.sharp import kernel_norm
-from meanfield.bounds.spheres import sphere_mean_field, tangential_norm
 from meanfield.layers import MLP, Chain, LayerNorm, RMSNorm
 from meanfield.lipschitz import local_lipschitz
 from tests import oracles, strategies
@@ -93,12 +91,9 @@ def test_no_constant_behind_a_norm_exceeds_a_row(seed, d, kind, centred, causal,
         for geometry in ("wasserstein", "euclidean")
     )
     for row in table.applicable:
-        if row.side == "upper" and row.name != "sphere":
+        if row.side == "upper":
             found = euclidean if row.of.startswith("Euclidean") else wasserstein
             assert found <= row.value * (1 + 1e-9), row.name
-    if eps == 0 and table.row("sphere").applicable:
-        spread = 1 / float(F.maps[0].gain.unit.local_upper(mu))
-        assert wasserstein * spread <= table.row("sphere").value * (1 + 1e-9)
     anywhere = bounds.table(F, radius)
     if eps > 0:
         row = "masked mean field" if causal else "mean field"
@@ -117,32 +112,6 @@ def test_what_bounds_attention_is_multiplied_by_the_constant_of_the_norm():
     mu = ParticleMeasure.from_sequence(torch.ones(5, 2, dtype=F64))  # σ² = 1 + 0.25
     found = bounds.table(F, 3.0, points=mu).row("tokens").value
     assert found == pytest.approx(alone.row("tokens").value / 1.25**0.5, rel=1e-7)
-
-
-def test_the_part_across_the_sphere_counts():
-    F = Chain([RMSNorm([1.0, 1.0], 50.0), SelfAttention(AttentionParameters.from_bilinear(
-        0.001 * np.eye(2), np.eye(2)))])  # fmt: skip
-    mu = ParticleMeasure(torch.tensor([[1.0, 0.0]], dtype=F64))
-    row = bounds.table(F, 1.0, points=mu).row("sphere, at the points").value
-    across = 1 / float(F.maps[0].gain.unit.local_upper(mu))
-    share = 50.0 / across**2
-    c = 0.001 * 2
-    expected = (tangential_norm(c) + c + share * (kernel_norm(c) + c)) / across
-    limit = (kernel_norm(c) + c) / across
-    assert row == pytest.approx(min(expected, limit), rel=1e-6)
-    small = Chain([RMSNorm([1.0, 1.0], 1e-3), F.maps[1]])
-    found = bounds.table(small, 1.0, points=mu).row("sphere, at the points").value
-    spread = 1 / float(small.maps[0].gain.unit.local_upper(mu))
-    least = (kernel_norm(c) + c) / spread
-    assert found <= least * (1 + 1e-6)
-    # Where the sphere is below the ball: ε/σ² of the ball's bound is added.
-    par = AttentionParameters.from_bilinear(2 * np.eye(2), np.eye(2))
-    steep = Chain([RMSNorm([1.0, 1.0], 0.1), SelfAttention(par)])
-    found = bounds.table(steep, 1.0, points=mu).row("sphere, at the points").value
-    spread = 1 / float(steep.maps[0].gain.unit.local_upper(mu))
-    along, ball = sphere_mean_field(2.0, 1.0, 2**0.5), bounds.mean_field(2.0, 1.0, 2**0.5)
-    expected = min(along + 0.1 / spread**2 * ball, ball) / spread
-    assert found == pytest.approx(expected, rel=1e-6) and expected < 0.9 * ball / spread
 
 
 def test_a_small_ball_is_small_behind_a_norm():
@@ -282,65 +251,6 @@ def test_three_clusters_reach_what_n_tokens_have_from_below(c, n, causal):
     assert far == pytest.approx(1e4 * math.sqrt((n - 2) / 2), rel=1e-3)
 
 
-@pytest.mark.parametrize("c", [0.0, 0.25, 1.0, 4.0, 9.0, 40.0])
-def test_the_norm_along_a_sphere_is_the_supremum_over_two_atoms(c):
-    zeta = -np.cos(
-        np.unique(
-            np.concatenate([np.linspace(0, np.pi, 1501), np.pi - np.geomspace(1e-4, 3, 400)])
-        )
-    )
-    first, second = (
-        np.exp(-c * (1 + zeta)),
-        np.exp(c * (zeta - 1)) * (1 + 2 * c * np.sqrt(1 - zeta**2)) ** 2,
-    )
-    # The product of the means of two atoms is a parabola in the weight t of the second.
-    a, b = first[:, None] - first, second[:, None] - second
-    with np.errstate(divide="ignore", invalid="ignore"):
-        t = np.clip(np.nan_to_num((a * second[:, None] + b * first[:, None]) / (2 * a * b)), 0, 1)
-    best = ((first[:, None] - t * a) * (second[:, None] - t * b)).max()
-    found = tangential_norm(c)
-    assert math.exp(c) * math.sqrt(best) <= found * (1 + 1e-12)
-    assert found == pytest.approx(math.exp(c) * math.sqrt(best), rel=1e-4)
-
-
-def test_two_diracs_on_a_circle_reach_their_number_and_nothing_exceeds_the_sphere_s():
-    g, worst = torch.Generator().manual_seed(4), 0.0
-    for d, gamma in ((2, 0.1), (2, 1.0), (3, 2.0)):
-        par = AttentionParameters.from_bilinear(-gamma * np.eye(d), np.eye(d))
-        F = Chain([RMSNorm(torch.ones(d, dtype=F64), 0.0), SelfAttention(par)])
-        radius, c = d**0.5, gamma * d
-        table = bounds.table(F, 2 * radius)
-        upper, lower = table.row("sphere").value, bounds.sphere_two_dirac_lower(gamma, radius)
-        angle = torch.linspace(0.05, math.pi, 60, dtype=F64)
-        logs = -c * (1 + angle.cos())[:, None] + torch.linspace(-4, 2, 60, dtype=F64)
-        light = torch.stack([-angle.cos(), angle.sin()], -1)
-        points = torch.zeros(60, 60, 2, d, dtype=F64)
-        points[..., 0, 0], points[..., 1, :2] = 1.0, light[:, None]
-        pair = torch.stack([torch.zeros_like(logs), logs], -1).log_softmax(-1)
-        mu = ParticleMeasure(radius * points.flatten(0, 1), log_weights=pair.flatten(0, 1))
-        found = float(local_lipschitz(F, mu).value.max())
-        assert lower * 0.999 <= found <= upper
-        X = sampling.sphere(4, d, radius=radius, batch_shape=(200,), generator=g)
-        logs = ((1 + 2 * c) * torch.randn(200, 4, dtype=F64, generator=g)).log_softmax(-1)
-        random = local_lipschitz(F, ParticleMeasure(X, log_weights=logs)).value
-        worst = max(worst, found / upper, float(random.max()) / upper)
-    assert 0.4 < worst <= 1
-
-
-@pytest.mark.parametrize("c", [0.5, 1.0, 4.0, 9.0])
-def test_the_circle_s_number_is_the_maximum_of_its_formula(c):
-    angle, t = np.meshgrid(np.linspace(0, np.pi, 2001), np.linspace(0, 1, 801), indexing="ij")
-    away = np.stack([-np.cos(angle) - 1, np.sin(angle)])
-    f = -np.stack([np.sin(angle), np.cos(angle)])
-    answer = f + (1 - t) * c * np.sin(angle) * away
-    size = (
-        np.sqrt(t * (1 - t)) * np.exp(c * (1 + np.cos(angle)) / 2) * np.linalg.norm(answer, axis=0)
-    )
-    place = np.unravel_index(np.argmax(size), size.shape)
-    value = bounds.sphere_two_dirac_lower(c, 1.0)
-    assert size[place] <= value * (1 + 1e-12) and value == pytest.approx(size[place], rel=1e-4)
-
-
 @pytest.mark.parametrize("n", [1, 2, 17])
 def test_theorem_3_2_of_l2_attention_is_the_printed_form(n):
     g = torch.Generator().manual_seed(5)
@@ -397,7 +307,7 @@ def test_what_contradicts_the_map_or_the_ball_is_refused():
     table = bounds.table(SelfAttention(par, kernel=rotary()), 2.0, points=X)
     row = table.row("at the points")
     assert row.applicable
-    assert table.row("sphere").reason and table.n == 3
+    assert table.row("mean field").reason and table.n == 3
     free = AttentionParameters([[1.0, 0.0]], [[1.0, 0.0]], [[0.0, 1.0]])
     assert (
         "do not" in bounds.table(SelfAttention(free, kernel=l2), 1.0, 3).row("L2, Thm 3.2").reason

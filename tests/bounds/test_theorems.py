@@ -193,13 +193,11 @@ def test_the_order_one_constant_is_known_up_to_c_and_all_are_monotone():
         (bounds.theorem_3_5, 3),
         (bounds.proposition_3_4, 3),
         (bounds.proposition_3_6, 2),
-        (bounds.sphere_mean_field, 3),
         (bounds.capped_mean_field, 4),
         (bounds.l2_mean_field, 4),
         (bounds.two_dirac_lower, 2),
         (bounds.masked_two_dirac_lower, 2),
         (bounds.two_dirac_best_log_ratio, 2),
-        (bounds.sphere_two_dirac_lower, 2),
         (bounds.tokens_lower, 3),
     ],
 )
