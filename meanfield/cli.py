@@ -287,8 +287,8 @@ def _run(options: argparse.Namespace) -> int:
     store = options.out / f"{options.name}.sweep"
     import torch
 
+    from meanfield.results.atomic import check_replaceable
     from meanfield.results.cases import answered
-    from meanfield.results.marks import check_replaceable
     from meanfield.sweeps import sweep
 
     for suffix in (".zarr", ".nc"):  # refuse it before hours of work, not after

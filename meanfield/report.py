@@ -25,8 +25,7 @@ from meanfield.figures.plots import figures_of
 from meanfield.figures.saving import render
 from meanfield.habits import with_hints
 from meanfield.results import read_provenance
-from meanfield.results.atomic import make_folder, write_whole
-from meanfield.results.marks import check_replaceable
+from meanfield.results.atomic import check_replaceable, make_folder, write_whole
 from meanfield.results.shapes import as_dataset, parameters_of
 
 __all__ = ["write_report"]

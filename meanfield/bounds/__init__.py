@@ -30,10 +30,10 @@ Papamakarios, Mnih, *The Lipschitz Constant of Self-Attention*, ICML 2021. "This
 statements that are not in the papers; the page "Sharp constants" of the documentation proves them.
 """
 
-# Files: `golden` (a search), `sharp` (this package's upper bounds), `running` (under a mask),
+# Files: `sharp` (this package's upper bounds), `running` (under a mask),
 # `diracs` (the lower ones), `rates` (for a given A), `scores` (other kernels), `theorems` (the
 # papers' own), `layer` (from heads to a layer), `l2` (L2 attention on n tokens), `tables` (all of
-# them at once: `statements`, `theorem_list`, `witnesses`).
+# them at once: `statements`, `theorem_list`).
 
 from meanfield.bounds.diracs import masked_two_dirac_lower as masked_two_dirac_lower
 from meanfield.bounds.diracs import (

@@ -1,7 +1,8 @@
-"""How the bounds take their arguments: checked numbers in, a float or an array out."""
+"""What the bounds share: checked numbers in, a float or an array out, and golden section."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy as np
 from meanfield.checks import as_floats
 
 _LARGEST = 1e300  # of c: a few times as much still is a float64
+_RATIO = (5**0.5 - 1) / 2  # of golden section
 
 
 def norms(value: Any, name: str) -> np.ndarray:
@@ -84,3 +86,14 @@ def _checked(array: np.ndarray, good: np.ndarray, expected: str) -> np.ndarray:
 def out(value: Any) -> Any:
     """A float where the arguments were numbers."""
     return float(value) if np.ndim(value) == 0 else value
+
+
+def narrowed(
+    value: Callable[[np.ndarray], Any], low: Any, high: Any, *, steps: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Brackets of minima, shorter by 0.618 a step; of each function one minimum lies within."""
+    for _ in range(steps):
+        left, right = high - _RATIO * (high - low), low + _RATIO * (high - low)
+        smaller = value(left) < value(right)
+        low, high = np.where(smaller, low, left), np.where(smaller, right, high)
+    return low, high

@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from meanfield.bounds.arguments import check_together, counts, exponent, orders, out
-from meanfield.bounds.golden import narrowed
+from meanfield.bounds.arguments import check_together, counts, exponent, narrowed, orders, out
 from meanfield.checks import as_floats
 from meanfield.habits import with_hints
 

@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from meanfield.bounds.arguments import exponent, norms, out, square
-from meanfield.bounds.golden import narrowed
+from meanfield.bounds.arguments import exponent, narrowed, norms, out, square
 from meanfield.bounds.sharp import assembled, mean_field
 
 

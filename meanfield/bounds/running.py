@@ -18,7 +18,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from meanfield.bounds.golden import narrowed
+from meanfield.bounds.arguments import narrowed
 
 
 def log_masked(

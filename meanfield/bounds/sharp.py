@@ -18,8 +18,15 @@ from typing import Any
 
 import numpy as np
 
-from meanfield.bounds.arguments import check_together, counts, exponent, norms, orders, out
-from meanfield.bounds.golden import narrowed
+from meanfield.bounds.arguments import (
+    check_together,
+    counts,
+    exponent,
+    narrowed,
+    norms,
+    orders,
+    out,
+)
 from meanfield.bounds.running import log_masked
 from meanfield.checks import as_bool, as_floats, count
 from meanfield.habits import with_hints

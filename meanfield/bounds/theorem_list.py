@@ -21,9 +21,16 @@ from meanfield.bounds.scores import (
     sigmoid_mean_field,
 )
 from meanfield.bounds.sharp import masked_mean_field, mean_field, tokens
-from meanfield.bounds.statements import OURS, Ask, Question, Statement
+from meanfield.bounds.statements import (
+    OURS,
+    Ask,
+    Question,
+    Statement,
+    best_pair,
+    far_token,
+    is_far_enough,
+)
 from meanfield.bounds.theorems import proposition_3_4, theorem_3_5
-from meanfield.bounds.witnesses import best_pair, far_token, is_far_enough
 from meanfield.checks import as_floats
 
 _TOKENS, _MASKED_TOKENS = "Euclidean, n tokens", "Euclidean, n tokens, masked"

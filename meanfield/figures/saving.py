@@ -14,8 +14,7 @@ from meanfield.checks import choice
 from meanfield.errors import NoCases
 from meanfield.figures.canvas import style
 from meanfield.figures.legends import with_room
-from meanfield.results.atomic import write_whole
-from meanfield.results.marks import check_replaceable
+from meanfield.results.atomic import check_replaceable, write_whole
 
 # What each kind of file says of who made it; an SVG without its date is the same each time.
 _SIGNED: dict[str, dict[str, Any]] = {

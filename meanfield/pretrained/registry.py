@@ -5,11 +5,10 @@ from __future__ import annotations
 import copyreg
 
 from meanfield.pretrained.decoders import DECODERS
-from meanfield.pretrained.encoders import ENCODERS
+from meanfield.pretrained.encoders import ENCODERS, VIT
 from meanfield.pretrained.family import Family
 from meanfield.pretrained.gpt_neox import GPT_NEOX
 from meanfield.pretrained.torch_encoder import TORCH_ENCODER
-from meanfield.pretrained.vit import VIT
 
 FAMILIES: dict[str, Family] = {
     family.model_type: family for family in (*ENCODERS, GPT_NEOX, *DECODERS, VIT)

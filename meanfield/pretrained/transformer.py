@@ -20,7 +20,7 @@ from meanfield.maps import Map
 from meanfield.measures import ParticleMeasure, stack
 from meanfield.pretrained.constants import Place, constants_of
 from meanfield.pretrained.family import Family, Site
-from meanfield.pretrained.recording import InFloat64, recorded
+from meanfield.pretrained.verification import InFloat64, recorded
 
 if TYPE_CHECKING:
     import xarray as xr

@@ -19,9 +19,8 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from meanfield.results.atomic import read_regular
+from meanfield.results.atomic import DIGEST, digest_of, read_regular
 from meanfield.results.labels import Variable
-from meanfield.results.marks import DIGEST, digest_of
 
 Columns = Mapping[str, np.ndarray]
 PENDING, OK, NOT_CONVERGED, FAILED = range(4)

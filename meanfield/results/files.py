@@ -13,9 +13,16 @@ import numpy as np
 import xarray as xr
 
 from meanfield.checks import as_path
-from meanfield.results.atomic import make_folder, remove_litter, whole, write_new
+from meanfield.results.atomic import (
+    DIGEST,
+    check_replaceable,
+    digest_of,
+    make_folder,
+    remove_litter,
+    whole,
+    write_new,
+)
 from meanfield.results.encoding import check_dataset, decode, netcdf
-from meanfield.results.marks import DIGEST, check_replaceable, digest_of
 from meanfield.results.store import Store, is_store
 
 _CHUNK = 2**30  # bytes; Zstandard takes at most twice as many

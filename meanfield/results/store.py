@@ -30,7 +30,13 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from meanfield.results.atomic import make_folder, read_regular, remove_litter, write_whole
+from meanfield.results.atomic import (
+    is_description,
+    make_folder,
+    read_regular,
+    remove_litter,
+    write_whole,
+)
 from meanfield.results.cases import (
     Columns,
     Labels,
@@ -41,7 +47,6 @@ from meanfield.results.cases import (
     unpack,
 )
 from meanfield.results.labels import printable
-from meanfield.results.marks import is_description
 from meanfield.results.provenance import versions
 
 SCHEMA = 5

@@ -15,8 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from meanfield.errors import CertificateError
-from meanfield.results.atomic import make_folder, whole, write_new
-from meanfield.results.marks import check_replaceable
+from meanfield.results.atomic import check_replaceable, make_folder, whole, write_new
 from meanfield.transport.certificate import Interval
 from meanfield.transport.checker import HEAD, check
 from meanfield.transport.problem import Problem

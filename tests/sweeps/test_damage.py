@@ -21,8 +21,8 @@ import xarray as xr
 from meanfield import results
 from meanfield.results import Variable, cases
 from meanfield.results import store as storing
+from meanfield.results.atomic import DIGEST
 from meanfield.results.cases import unpack
-from meanfield.results.marks import DIGEST
 from meanfield.results.store import DamagedError, Store
 from meanfield.sweeps import Task, status, sweep
 from tests.sweeps.test_store import change_description

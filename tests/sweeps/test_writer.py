@@ -16,7 +16,7 @@ import xarray as xr
 from meanfield import results
 from meanfield.report import write_report
 from meanfield.results import atomic, encoding, files
-from meanfield.results.marks import DIGEST, check_replaceable, digest_of
+from meanfield.results.atomic import DIGEST, check_replaceable, digest_of
 from tests.sweeps.test_damage import damages
 from tests.sweeps.test_results import rich_dataset
 
