@@ -131,7 +131,7 @@ def clipped(problem: Problem, g: np.ndarray, weights: np.ndarray) -> np.ndarray:
     Large potentials are valid but lose digits: their rounding would widen the interval.
     """
     most = 4 * float(problem.diameter) ** problem.order
-    return np.clip(centred(g, weights), -most, most)
+    return np.minimum(np.maximum(centred(g, weights), -most), most)  # `clip` takes twice as long
 
 
 def certified(

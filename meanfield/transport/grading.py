@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -98,12 +97,14 @@ def certify(
     whole = Problem(x, y, log_a, log_b, order=order)
     atoms = whole.atoms
     problem = whole.part(*atoms, snap=True)
-    given = _repaired(problem, _among(entries, *atoms))
+    if entries is None or problem.pairs < whole.pairs:
+        entries = _among(entries, *atoms)
+    given = _repaired(problem, entries)
     unit = -order * float(problem.exponent)
     known = [_in_unit(t, which, unit) for t, which in zip((f, g), atoms, strict=True)]
-    answer = _graded(problem, given, known, rtol, pair.device)
     names = ("plan" * (plan is not None), "potentials" * (potentials is not None))
-    answer = replace(answer, method="given " + (" and ".join(filter(None, names)) or "nothing"))
+    method = "given " + (" and ".join(filter(None, names)) or "nothing")
+    answer = _graded(problem, given, known, method, rtol, pair.device)
     answer = in_numbering(in_unit(answer, problem.exponent), (x, y), (log_a, log_b))
     seconds = time.perf_counter() - start
     return assemble(pair, answer[None], order=order, seconds=seconds)
@@ -118,7 +119,7 @@ def _in_unit(
     if not np.isfinite(potential[atoms]).all():
         raise ValueError("potentials: expected finite ones at atoms with mass, got NaN or inf")
     with np.errstate(over="ignore"):
-        return np.clip(potential[atoms] * np.exp2(exponent), -1e300, 1e300)
+        return np.minimum(np.maximum(potential[atoms] * np.exp2(exponent), -1e300), 1e300)
 
 
 def _among(entries: Entries | None, rows: np.ndarray, cols: np.ndarray) -> Entries:
@@ -146,8 +147,9 @@ def _repaired(problem: Problem, entries: Entries) -> SparsePlan:
     sides = ((i, problem.a), (j, problem.b))
     for index, weights in sides:
         held = np.bincount(index, mass, len(weights))
-        share = np.where(held > weights, weights / np.maximum(held, 1e-300), 1.0)[index]
-        mass, scaled = mass * share, scaled + log_masses(share)
+        if (held > weights).any():
+            share = np.where(held > weights, weights / np.maximum(held, 1e-300), 1.0)[index]
+            mass, scaled = mass * share, scaled + log_masses(share)
     left = [np.maximum(w - np.bincount(index, mass, len(w)), 0) for index, w in sides]
     misplaced = float(max(t.sum() for t in left))
     if misplaced <= _ADDED:
@@ -163,6 +165,7 @@ def _graded(
     problem: Problem,
     plan: SparsePlan,
     known: Sequence[np.ndarray | None],
+    method: str,
     rtol: float,
     device: str,
 ) -> Interval:
@@ -178,7 +181,7 @@ def _graded(
         second = priced(problem, first, mirror=not mirror, device=device)
         pairs.append((second, first) if mirror else (first, second))
     best = max(pairs, key=lambda pair: float(problem.a @ pair[0] + problem.b @ pair[1]))
-    return certified(problem, plan, best, method="given", rtol=rtol)
+    return certified(problem, plan, best, method=method, rtol=rtol)
 
 
 def priced(
@@ -192,8 +195,10 @@ def priced(
         mirror: g_j = min_i C_ij − fᵢ instead.
         device: where products of many coordinates are computed.
     """
+    if problem.pairs <= _BLOCK:  # held, as they are asked for four times
+        return ((problem.costs.T if mirror else problem.costs) - known).min(1)
     x, y = (problem.y, problem.x) if mirror else (problem.x, problem.y)
-    if problem.order == 2 and problem.pairs > _BLOCK and problem.pairs * problem.dim > _DIRECT:
+    if problem.order == 2 and problem.pairs * problem.dim > _DIRECT:
         nowhere = np.full(len(x), np.inf)
         return CTransform(x, y, device=device).precise(known, _CANDIDATES, nowhere).minima
     step = max(1, _BLOCK // len(y))

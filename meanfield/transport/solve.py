@@ -46,7 +46,7 @@ _FINE = 25_000_000  # a matrix of costs takes 0.2 GB, and the simplex as much ag
 # whose matrices of 10^8 pairs take 0.8 GB each.
 _MOST_PAIRS, _MOST_PAIRS_WP = 4 * 10**12, 10**8
 _BATCHED = 400  # atoms a side up to which a batch is solved in arrays
-_BLOCK = 1_000_000  # coordinate differences held at once
+_BLOCK = 1_000_000  # costs and coordinates held at once
 _THREADED_FROM = 30  # atoms a side from which threads pay
 
 
@@ -184,7 +184,9 @@ def as_order(p: Any) -> float:
 
 def solved(pair: Pair, settings: Settings) -> TransportResult:
     """The distance of a pair of measures, or of a batch of pairs."""
-    answer = solve_arrays(*pair.flat, replace(settings, device=pair.device))
+    if settings.device != pair.device:
+        settings = replace(settings, device=pair.device)
+    answer = solve_arrays(*pair.flat, settings)
     return finished(pair, answer, settings)
 
 
@@ -210,7 +212,7 @@ def solve_arrays(
     if not is_small or min(log_a.min(), log_b.min()) == -math.inf:
         cases = zip(x, y, log_a, log_b, strict=True)
         return gathered([_solve_one(*case, settings)[None] for case in cases])
-    step = max(1, _BLOCK // (n * m * d))
+    step = max(1, _BLOCK // (n * m + (n + m) * d))
     blocks = [slice(start, start + step) for start in range(0, count, step)]
 
     def answer_of(block: slice) -> Interval:
