@@ -268,20 +268,22 @@ class AttentionParameters:
         if self.n_groups != self.n_heads:
             groups = (self.n_groups, self.n_heads // self.n_groups)
             k, v = k.unflatten(-3, groups).sum(-3), v.unflatten(-3, groups).sum(-3)
-        joined = torch.cat([part.transpose(-2, -3).flatten(-2) for part in (q, k, v)], -1)
-        return joined @ self._inner
+        return torch.cat([_side_by_side(part) for part in (q, k, v)], -1) @ self._inner
 
     def join(self, heads: Tensor) -> Tensor:
         """Σ_h W^h of each head's ``(*batch, H, n, v)``, without bias; ``(*batch, n, d_out)``."""
         if self._outer is None:
             return heads.squeeze(-3)
-        return heads.transpose(-2, -3).flatten(-2) @ self._outer.mT
+        return _side_by_side(heads) @ self._outer.mT
 
     def join_transposed(self, covector: Tensor) -> Tensor:
         """W^hᵀ of ``(*batch, n, d_out)`` for each head, the transpose of `join`."""
         if self._outer is None:
             return covector[..., None, :, :]
-        return (covector @ self._outer).unflatten(-1, (self.n_heads, -1)).transpose(-2, -3)
+        covector = covector @ self._outer
+        if self.n_heads == 1:
+            return covector.unsqueeze(-3)
+        return covector.unflatten(-1, (self.n_heads, -1)).transpose(-2, -3)
 
     def per_head(self, grouped: Tensor) -> Tensor:
         """(G, ...) repeated to one entry per query head, (H, ...)."""
@@ -406,6 +408,13 @@ class AttentionParameters:
             f"AttentionParameters(n_heads={self.n_heads}, dim={self.dim}, "
             f"head_dim={self.query.shape[-2]}, out_dim={self.out_dim}{extra})"
         )
+
+
+def _side_by_side(heads: Tensor) -> Tensor:
+    """``(*batch, H, n, v)`` as ``(*batch, n, H·v)``."""
+    if heads.shape[-3] == 1:  # a view, whatever the strides
+        return heads.squeeze(-3)
+    return heads.transpose(-2, -3).flatten(-2)
 
 
 def _heads(matrix: Any, name: str) -> Tensor:

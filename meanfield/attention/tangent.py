@@ -59,6 +59,34 @@ class _Rows(NamedTuple):
     kept: list[Matrices] | None
 
 
+class _Part(NamedTuple):
+    """What products need of a block besides its matrices: views, made once.
+
+    Attributes:
+        rows: of the block.
+        columns: of the block.
+        q: queries of the rows, (B, rows, k); the others likewise.
+        k: keys of the columns.
+        v: values of the columns.
+        means: rᵢ of the rows.
+        most: ĵ of the rows, counted from the first column, or None.
+        tilts: τ_iĵ of the rows, or None.
+        w: a buffer, (B, rows, columns).
+        x: another, where tilts are not 1; the same elsewhere.
+    """
+
+    rows: slice
+    columns: slice
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    means: Tensor
+    most: Tensor | None
+    tilts: Tensor | None
+    w: Tensor
+    x: Tensor
+
+
 @dataclass(frozen=True, eq=False)
 class AttentionTangent:
     """The derivative of F at μ with the weights held fixed ([CAP24] Lemmas C.2, C.6, D.1).
@@ -143,7 +171,7 @@ class AttentionTangent:
 
     def _headed(self, flat: Tensor) -> Tensor:
         """(B, ·, ·) as ``(*batch, H, ·, ·)``."""
-        return flat.unflatten(0, (*self.batch_shape, self.weights.parameters.n_heads))
+        return flat.view(*self.batch_shape, self.weights.parameters.n_heads, *flat.shape[1:])
 
     @cached_property
     def _half_logs(self) -> Tensor | None:
@@ -244,6 +272,17 @@ class AttentionTangent:
 
     # --- products ---
 
+    @cached_property
+    def _parts(self) -> list[_Part]:
+        rows, tilted, parts = self.rows, self._half_logs is not None, []
+        for block in self.blocks:
+            i, j = block
+            tilts = None if rows.tilts is None else rows.tilts[:, i]
+            of_rows = self.q[:, i], self.k[:, j], self.v[:, j], rows.means[:, i]
+            room = self._buffer(1, block), self._buffer(1 + tilted, block)
+            parts.append(_Part(i, j, *of_rows, self._most(block), tilts, *room))
+        return parts
+
     @torch.no_grad()
     def matvec(self, displacement: Tensor, *, keys: bool = True) -> Tensor:
         """Jε, ``(*batch, n, d) → (*batch, n, d_out)``.
@@ -251,13 +290,16 @@ class AttentionTangent:
         D_xΓ_μ(xᵢ) εᵢ of every atom if keys, and values, stay.
         """
         q_dot, k_dot, v_dot = self.pushed(displacement)
+        # Written in place: small tensors that survive between blocks, see `rows`.
         heads = torch.empty_like(self.rows.means)
-        for block, matrices in self.matrices():
-            i, j = block
-            w = self._scored(block, matrices, q_dot, k_dot if keys else None)
+        for part, (_, matrices) in zip(self._parts, self.matrices(), strict=True):
+            moving = k_dot[:, part.columns] if keys else None
+            w = self._scored(part, matrices, q_dot[:, part.rows], moving)
             total = w.sum(-1, keepdim=True)
-            moved = (w @ self.v[:, j]).addcmul_(total, self.rows.means[:, i], value=-1.0)
-            heads[:, i] = moved.baddbmm_(matrices.values, v_dot[:, j]) if keys else moved
+            moved = torch.bmm(w, part.v, out=heads[:, part.rows])
+            moved.addcmul_(total, part.means, value=-1.0)
+            if keys:
+                moved.baddbmm_(matrices.values, v_dot[:, part.columns])
         return self.joined(heads)
 
     def pushed(self, displacement: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -270,23 +312,22 @@ class AttentionTangent:
         return self.weights.unsort(self.weights.parameters.join(self._headed(heads)))
 
     def _scored(
-        self, block: Block, matrices: Matrices, q_dot: Tensor, k_dot: Tensor | None
+        self, part: _Part, matrices: Matrices, q_dot: Tensor, k_dot: Tensor | None
     ) -> Tensor:
         """wᵢⱼ = Gᵢⱼ⟨q̇ᵢ, kⱼ⟩ + Nᵢⱼ⟨qᵢ, k̇ⱼ⟩ of a block, rows shifted."""
-        (i, j), most = block, self._most(block)
-        left, right = q_dot[:, i], self.k[:, j]
-        if k_dot is not None and matrices.queries is matrices.keys:
-            left, right = torch.cat([left, self.q[:, i]], -1), torch.cat([right, k_dot[:, j]], -1)
-        w = torch.bmm(left, right.mT, out=self._buffer(1, block))
+        most, one = part.most, matrices.queries is matrices.keys
+        w = torch.bmm(q_dot, part.k.mT, out=part.w)
+        if k_dot is not None and one:
+            w.baddbmm_(part.q, k_dot.mT)
         if most is not None:
             w.sub_(w.gather(-1, most))
         w.mul_(matrices.queries)
-        if k_dot is None or matrices.queries is matrices.keys:
+        if k_dot is None or one:
             return w
-        x = torch.bmm(self.q[:, i], k_dot[:, j].mT, out=self._buffer(2, block))
+        x = torch.bmm(part.q, k_dot.mT, out=part.x)
         if most is not None:
-            assert self.rows.tilts is not None
-            shift = x.gather(-1, most).mul_(self.rows.tilts[:, i])
+            assert part.tilts is not None
+            shift = x.gather(-1, most).mul_(part.tilts)
             w.addcmul_(matrices.queries, shift, value=-1.0)
         w.addcmul_(x, matrices.keys)
         return w if most is None else w.scatter_(-1, most, 0.0)
@@ -300,14 +341,18 @@ class AttentionTangent:
     def rmatvec(self, covector: Tensor, *, keys: bool = True) -> Tensor:
         """The transpose of `matvec`, ``(*batch, n, d_out) → (*batch, n, d)``."""
         y = self.split(covector)
-        q_bar, k_bar, v_bar = (torch.zeros_like(t) for t in (self.q, self.k, self.v))
-        for block, matrices in self.matrices():
-            i, j = block
-            by_query, by_key = self._deviations(block, matrices, y[:, i])
-            torch.bmm(by_query, self.k[:, j], out=q_bar[:, i])
+        q_bar, k_bar, v_bar = (
+            torch.empty_like(self.q),
+            torch.zeros_like(self.k),
+            torch.zeros_like(self.v),
+        )
+        for part, (_, matrices) in zip(self._parts, self.matrices(), strict=True):
+            of_rows = y[:, part.rows]
+            by_query, by_key = self._deviations(part, matrices, of_rows)
+            torch.bmm(by_query, part.k, out=q_bar[:, part.rows])
             if keys:
-                k_bar[:, j].baddbmm_(by_key.mT, self.q[:, i])
-                v_bar[:, j].baddbmm_(matrices.values.mT, y[:, i])
+                k_bar[:, part.columns].baddbmm_(by_key.mT, part.q)
+                v_bar[:, part.columns].baddbmm_(matrices.values.mT, of_rows)
         return self.pulled(q_bar, k_bar, v_bar)
 
     def split(self, covector: Tensor) -> Tensor:
@@ -320,22 +365,20 @@ class AttentionTangent:
             self.weights.pull(self._headed(q), self._headed(k), self._headed(v))
         )
 
-    def _deviations(self, block: Block, matrices: Matrices, y: Tensor) -> tuple[Tensor, Tensor]:
+    def _deviations(self, part: _Part, matrices: Matrices, y: Tensor) -> tuple[Tensor, Tensor]:
         """Gᵢⱼ⟨vⱼ − rᵢ, yᵢ⟩ and Nᵢⱼ⟨vⱼ − rᵢ, yᵢ⟩ of a block: the transpose of shifted rows."""
-        i, j = block
-        g = torch.bmm(y, self.v[:, j].mT, out=self._buffer(1, block))
-        g.sub_((y * self.rows.means[:, i]).sum(-1, keepdim=True))
+        most, g = part.most, torch.bmm(y, part.v.mT, out=part.w)
+        g.sub_((y * part.means).sum(-1, keepdim=True))
         by_key = g
         if matrices.queries is not matrices.keys:
-            by_key = torch.mul(g, matrices.keys, out=self._buffer(2, block))
+            by_key = torch.mul(g, matrices.keys, out=part.x)
         g.mul_(matrices.queries)
-        most = self._most(block)
         if most is not None:
             balance = g.scatter_(-1, most, 0.0).sum(-1, keepdim=True).neg_()
             g.scatter_(-1, most, balance)
             if by_key is not g:
-                assert self.rows.tilts is not None
-                by_key.scatter_(-1, most, balance.mul_(self.rows.tilts[:, i]))
+                assert part.tilts is not None
+                by_key.scatter_(-1, most, balance.mul_(part.tilts))
         return g, by_key
 
     # --- dense ---

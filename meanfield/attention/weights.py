@@ -473,10 +473,9 @@ class Weights:
 
     def pull(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """The transpose of `push`."""
-        bias, width = None, self.features.q.shape[-1]
+        cotangents = Features(q, k, v)
         if self.features.b is not None:
-            bias, width = k[..., -1], width - 1
-        cotangents = Features(q[..., :width], k[..., :width], v, bias)
+            cotangents = Features(q[..., :-1], k[..., :-1], v, k[..., -1])
         return self.kernel.pull(self.at, cotangents)
 
     # --- the order of the measure and that of the positions ---
@@ -528,7 +527,7 @@ class Weights:
 
 def flat(per_head: Tensor) -> Tensor:
     """``(*batch, H, n, ·)`` with one axis for batch and heads."""
-    return per_head.reshape(-1, *per_head.shape[-2:])
+    return per_head.flatten(0, -3)
 
 
 def _is_sorted(positions: Tensor | None) -> bool:
