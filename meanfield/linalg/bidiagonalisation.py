@@ -10,25 +10,25 @@ from torch import Tensor
 
 from meanfield.checks import to_host
 from meanfield.linalg.linear_map import LinearMap
-from meanfield.linalg.vectors import finite, lengths_in_range
+from meanfield.linalg.vectors import finite, lengths_in_range, units
 
-# Vectors per block of memory. A single block that grows would be held twice while it is copied.
-_BLOCK_VECTORS = 8
+# Vectors per block of memory: as many as fit this number of entries, within these bounds. A
+# single block that grows would be held twice while it is copied; many small ones cost calls.
+_BLOCK_ENTRIES, _LEAST_VECTORS, _MOST_VECTORS = 2**18, 8, 32
 
 
-def lengths_of(length: Tensor, whole: Tensor, peak: Tensor) -> tuple[Tensor, Tensor]:
+def lengths_of(length: Tensor, whole: Tensor) -> tuple[Tensor, Tensor]:
     """Of what `Basis.extend` returns: the length of the new direction, and what it may be at most.
 
     The length is 0 below rounding; rounding in the vectors themselves may hide as much again.
     """
     floor = _floor(whole)
-    hidden = torch.where(length <= floor, 0.0, length)
-    return peak * hidden, peak * torch.maximum(length, 2 * floor)
+    return torch.where(length <= floor, 0.0, length), torch.maximum(length, 2 * floor)
 
 
 def _floor(whole: Tensor) -> Tensor:
     """Lengths that rounding may be all of, beside that of the whole vector."""
-    return 16 * torch.finfo(whole.dtype).eps * whole
+    return (16 * torch.finfo(whole.dtype).eps) * whole
 
 
 class Basis:
@@ -36,7 +36,7 @@ class Basis:
 
     def __init__(self, batch: int, like: Tensor) -> None:
         self.blocks: list[Tensor] = []
-        self.count, self.batch, self.like = 0, batch, like
+        self.count, self.batch, self.like, self._per_block = 0, batch, like, _MOST_VECTORS
         self._infinite = like.new_full((), math.inf)
 
     def append(self, vectors: Tensor) -> None:
@@ -45,67 +45,72 @@ class Basis:
 
     def _place(self, size: int) -> Tensor:
         """Where one vector more is to be written, (batch, size)."""
-        place = self.count % _BLOCK_VECTORS
-        if place == 0:
-            self.blocks.append(self.like.new_empty(self.batch, _BLOCK_VECTORS, size))
+        if self.count == 0:
+            fitting = _BLOCK_ENTRIES // max(1, self.batch * size)
+            self._per_block = min(max(fitting, _LEAST_VECTORS), _MOST_VECTORS)
+        if self.count % self._per_block == 0:
+            self.blocks.append(self.like.new_empty(self.batch, self._per_block, size))
         self.count += 1
-        return self.blocks[-1][:, place]
+        return self.newest()
 
-    def extend(self, vectors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def extend(self, vectors: Tensor, *, by_recurrence: bool = False) -> tuple[Tensor, Tensor]:
         """Append what the basis does not span of the vectors, of length 1.
 
+        Args:
+            vectors: (batch, size); their squares stay in the number range.
+            by_recurrence: whether the basis spans no more of them, up to rounding, than the
+                vector appended last does.
+
         Returns:
-            Three lengths of each, (batch,), for `lengths_of`: of the new direction and of the
-            vectors, both in the unit of the third, their largest entry. Zeros are appended where
-            rounding may be all there is.
+            Two lengths of each, (batch,), for `lengths_of`: of the new direction, and of the
+            vectors. Zeros are appended where rounding may be all there is.
         """
-        # Scaled once: no square of a length then leaves the number range.
-        least = torch.finfo(vectors.dtype).tiny
-        peak = torch.linalg.vector_norm(vectors, math.inf, dim=-1).clamp_min(least)
-        rest, length, whole = self.remainder(vectors / peak[:, None])
+        rest, length, whole = self.remainder(vectors, by_recurrence=by_recurrence)
         # Division by ∞ leaves zeros.
         divisor = torch.where(length <= _floor(whole), self._infinite, length)[:, None]
         torch.div(rest, divisor, out=self._place(rest.shape[-1]))
-        return length, whole, peak
+        return length, whole
 
     def newest(self) -> Tensor:
         """The vector appended last, (batch, size)."""
-        return self.blocks[-1][:, (self.count - 1) % _BLOCK_VECTORS]
+        return self.blocks[-1][:, (self.count - 1) % self._per_block]
 
-    def remainder(self, vectors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def remainder(
+        self, vectors: Tensor, *, by_recurrence: bool = False
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """What the basis does not span of the vectors, its length and theirs, (batch,)."""
         whole = lengths_in_range(vectors)
         if self.count == 0:
             return vectors, whole, whole
         # Twice is enough (Kahan, Parlett): one pass of Gram–Schmidt loses orthogonality when the
-        # remainder is small beside what it took.
-        rest = self._without(self._without(vectors))
+        # remainder is small beside what it took. By a recurrence the newest vector takes it all.
+        filled = self._filled()
+        first = [self.newest()[:, None]] if by_recurrence else filled
+        # As rows: products of many rows with one column are several times slower.
+        rest = _without(_without(vectors[:, None], first), filled)[:, 0]
         return rest, lengths_in_range(rest), whole
 
-    def _without(self, vectors: Tensor) -> Tensor:
-        """The vectors less their shares in the basis."""
-        # As rows: products of many rows with one column are several times slower.
-        rows = vectors[:, None]
-        shares = [rows @ block.mT for block in self._filled()]
-        for block, share in zip(self._filled(), shares, strict=True):
-            rows = torch.baddbmm(rows, share, block, alpha=-1)
-        return rows[:, 0]
-
     def _filled(self) -> list[Tensor]:
-        if not self.blocks:
-            return []
-        last = self.blocks[-1][:, : (self.count - 1) % _BLOCK_VECTORS + 1]
+        last = self.blocks[-1][:, : (self.count - 1) % self._per_block + 1]
         return [*self.blocks[:-1], last]
 
     def combine(self, coefficients: Tensor) -> Tensor:
         """Σ_k cₖ vₖ over the first vectors: c (batch, ..., k) gives (batch, ..., size)."""
-        parts = coefficients.split(_BLOCK_VECTORS, -1)
+        parts = coefficients.split(self._per_block, -1)
         out = None
         for part, block in zip(parts, self.blocks, strict=False):
             term = torch.einsum("b...k,bki->b...i", part, block[:, : part.shape[-1]])
             out = term if out is None else out + term
         assert out is not None
         return out
+
+
+def _without(rows: Tensor, blocks: list[Tensor]) -> Tensor:
+    """Rows (batch, 1, size) less their shares in orthonormal vectors."""
+    shares = [torch.bmm(rows, block.mT) for block in blocks]
+    for block, share in zip(blocks, shares, strict=True):
+        rows = torch.baddbmm(rows, share, block, alpha=-1)
+    return rows
 
 
 class Steps(NamedTuple):
@@ -137,10 +142,11 @@ class Bidiagonalisation:
     """
 
     def __init__(self, linear_map: LinearMap, start: Tensor) -> None:
-        self.map, self.batch = linear_map, start.shape[0]
+        self.map, self._transposed, self.batch = linear_map, linear_map.T, start.shape[0]
         self.right, self.left = Basis(self.batch, start), Basis(self.batch, start)
         self.right.append(start)
         self.products = 0  # with A so far; as many with Aᵀ
+        self._unit: Tensor | None = None  # of the images, (batch, 1), by the first of them
         self._waiting: list[Tensor] = []
         self._steps = Steps(*torch.zeros(4, self.batch, 0, dtype=torch.float64))
 
@@ -152,23 +158,36 @@ class Bidiagonalisation:
             OverflowError: a product was not finite.
         """
         if self._waiting:
-            numbers = torch.from_numpy(to_host(torch.stack(self._waiting, -1)))
+            assert self._unit is not None
+            columns = torch.stack([*self._waiting, self._unit[:, 0]], -1)
             self._waiting.clear()
             # What is not finite in a product is not finite in its length.
-            numbers = finite(numbers).unflatten(-1, (-1, 6))
-            alphas, alpha_limits = lengths_of(*numbers[..., :3].unbind(-1))
-            betas, beta_limits = lengths_of(*numbers[..., 3:].unbind(-1))
+            numbers = finite(torch.from_numpy(to_host(columns)))
+            numbers, unit = numbers[:, :-1].unflatten(-1, (-1, 4)), numbers[:, -1:].double()
+            alphas, alpha_limits = lengths_of(*numbers[..., :2].unbind(-1))
+            betas, beta_limits = lengths_of(*numbers[..., 2:].unbind(-1))
             new = (alphas, betas, alpha_limits, beta_limits)
             both = zip(self._steps, new, strict=True)
-            self._steps = Steps(*(torch.cat([old, more.double()], -1) for old, more in both))
+            self._steps = Steps(*(torch.cat([old, unit * more], -1) for old, more in both))
         return self._steps
 
     def advance(self) -> None:
         """One product with A and one with Aᵀ."""
-        alpha = self.left.extend(image(self.map, self.right.newest()))
-        beta = self.right.extend(image(self.map.T, self.left.newest()))
+        image = self._image(self.map, self.right.newest())
+        alpha = self.left.extend(image, by_recurrence=True)
+        image = self._image(self._transposed, self.left.newest())
+        beta = self.right.extend(image, by_recurrence=True)
         self._waiting += [*alpha, *beta]
         self.products += 1
+
+    def _image(self, linear_map: LinearMap, vectors: Tensor) -> Tensor:
+        """J of flat vectors (b, n·d), b the flattened batch, in units of the first; (b, m·e)."""
+        shaped = vectors.view(*linear_map.batch_shape, *linear_map.in_shape)
+        image = linear_map.matvec(shaped).reshape(self.batch, linear_map.rows)
+        if self._unit is None:
+            # Powers of two, once: no square of a length then leaves the number range.
+            self._unit = units(image)
+        return image / self._unit
 
     def triples(self, part: slice = slice(None)) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Left vectors, values, right vectors (rows) of B, and relative residuals."""
@@ -177,9 +196,3 @@ class Bidiagonalisation:
         left, values, right = torch.linalg.svd(B)
         share = betas[:, -1:] / torch.where(values > 0, values, 1.0)
         return left, values, right, share * left[:, -1, :].abs()
-
-
-def image(linear_map: LinearMap, vectors: Tensor) -> Tensor:
-    """J of flat vectors (b, n·d), b the flattened batch; (b, m·e)."""
-    shaped = vectors.reshape(*linear_map.batch_shape, *linear_map.in_shape)
-    return linear_map.matvec(shaped).reshape(len(vectors), linear_map.rows)

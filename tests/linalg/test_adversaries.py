@@ -39,12 +39,12 @@ def seeded(seed: int) -> torch.Generator:
 # ------------------------------------------------------------------ wrong parts
 
 
-def _no_orthogonalisation(self, vectors):
+def _no_orthogonalisation(self, vectors, **_):
     length = torch.linalg.vector_norm(vectors, dim=-1)
     return vectors, length, length
 
 
-def _against_the_newest_alone(self, vectors):
+def _against_the_newest_alone(self, vectors, **_):
     newest = self.newest() if self.count else torch.zeros_like(vectors)
     share = (newest * vectors).sum(-1, keepdim=True)
     rest = vectors - share * newest
@@ -52,7 +52,7 @@ def _against_the_newest_alone(self, vectors):
     return rest, length, torch.hypot(share[:, 0], length)
 
 
-def _noise_instead(self, vectors):
+def _noise_instead(self, vectors, **_):
     noise = torch.randn(vectors.shape, generator=seeded(int(self.count)), dtype=vectors.dtype)
     length = torch.linalg.vector_norm(vectors, dim=-1)
     return noise, torch.linalg.vector_norm(noise, dim=-1), length
