@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -114,19 +115,25 @@ def _without(rows: Tensor, blocks: list[Tensor]) -> Tensor:
 
 
 class Steps(NamedTuple):
-    """The entries of the upper bidiagonal B, (batch, steps) each, on the host in float64.
+    """The entries α₁, β₁, α₂, β₂ … of the upper bidiagonal B, (batch, 2 · steps), in float64.
 
     Attributes:
-        alphas: the diagonal.
-        betas: beside it; the last is the length of the remainder.
-        alpha_limits: what the first may be at most where rounding hides them (there they are 0).
-        beta_limits: likewise.
+        lengths: α is the diagonal, β beside it; the last β is the length of the remainder.
+        limits: what they may be at most where rounding hides them (there they are 0).
     """
 
-    alphas: Tensor
-    betas: Tensor
-    alpha_limits: Tensor
-    beta_limits: Tensor
+    lengths: np.ndarray
+    limits: np.ndarray
+
+    @property
+    def alphas(self) -> np.ndarray:
+        """The diagonal, (batch, steps)."""
+        return self.lengths[:, ::2]
+
+    @property
+    def betas(self) -> np.ndarray:
+        """What stands beside it, (batch, steps)."""
+        return self.lengths[:, 1::2]
 
 
 class Bidiagonalisation:
@@ -148,7 +155,7 @@ class Bidiagonalisation:
         self.products = 0  # with A so far; as many with Aᵀ
         self._unit: Tensor | None = None  # of the images, (batch, 1), by the first of them
         self._waiting: list[Tensor] = []
-        self._steps = Steps(*torch.zeros(4, self.batch, 0, dtype=torch.float64))
+        self._steps = Steps(*np.zeros((2, self.batch, 0)))
 
     @property
     def steps(self) -> Steps:
@@ -163,12 +170,10 @@ class Bidiagonalisation:
             self._waiting.clear()
             # What is not finite in a product is not finite in its length.
             numbers = finite(torch.from_numpy(to_host(columns)))
-            numbers, unit = numbers[:, :-1].unflatten(-1, (-1, 4)), numbers[:, -1:].double()
-            alphas, alpha_limits = lengths_of(*numbers[..., :2].unbind(-1))
-            betas, beta_limits = lengths_of(*numbers[..., 2:].unbind(-1))
-            new = (alphas, betas, alpha_limits, beta_limits)
-            both = zip(self._steps, new, strict=True)
-            self._steps = Steps(*(torch.cat([old, unit * more], -1) for old, more in both))
+            unit = to_host(numbers[:, -1:].double())
+            new = lengths_of(numbers[:, 0:-1:2], numbers[:, 1:-1:2])
+            both = zip(self._steps, (unit * to_host(each) for each in new), strict=True)
+            self._steps = Steps(*(np.concatenate(parts, -1) for parts in both))
         return self._steps
 
     def advance(self) -> None:
@@ -189,10 +194,14 @@ class Bidiagonalisation:
             self._unit = units(image)
         return image / self._unit
 
-    def triples(self, part: slice = slice(None)) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def triples(
+        self, part: slice = slice(None)
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Left vectors, values, right vectors (rows) of B, and relative residuals."""
         alphas, betas = self.steps.alphas[part], self.steps.betas[part]
-        B = torch.diag_embed(alphas) + torch.diag_embed(betas[:, :-1], offset=1)
-        left, values, right = torch.linalg.svd(B)
-        share = betas[:, -1:] / torch.where(values > 0, values, 1.0)
-        return left, values, right, share * left[:, -1, :].abs()
+        B = np.zeros((*alphas.shape, alphas.shape[-1]))
+        step = np.arange(self.products)
+        B[:, step, step], B[:, step[:-1], step[1:]] = alphas, betas[:, :-1]
+        left, values, right = np.linalg.svd(B)
+        share = betas[:, -1:] / np.where(values > 0, values, 1.0)
+        return left, values, right, share * np.abs(left[:, -1, :])

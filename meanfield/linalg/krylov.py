@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -125,14 +126,12 @@ def _top_triples(process: Bidiagonalisation) -> tuple[Tensor, Tensor, Tensor, Te
     size, parts = max(1, _SMALL_ENTRIES // process.products**2), []
     for start in range(0, max(process.batch, 1), size):
         _, values, right, residuals = process.triples(slice(start, start + size))
-        gap = torch.zeros_like(values[:, 0])
+        largest, gaps = values[:, 0], np.zeros(len(values))
         if process.products > 2:
-            scale = torch.where(values[:, 0] > 0, values[:, 0], 1.0)
             # The second singular value may lie above the second Ritz value by that one's residual.
-            second = (values[:, 1] * (1 + residuals[:, 1]) / scale).square()
-            gap = (1 - second).clamp_min(0.0)
-        parts.append((values[:, 0], residuals[:, 0], gap, right[:, 0, :].clone()))
-    sigma, residual, gap, coefficients = (
-        torch.cat(column).to(process.map.dtype) for column in zip(*parts, strict=True)
-    )
+            second = values[:, 1] * (1 + residuals[:, 1]) / np.where(largest > 0, largest, 1.0)
+            gaps = np.maximum(1 - second**2, 0.0)
+        parts.append((largest, residuals[:, 0], gaps, right[:, 0, :].copy()))
+    columns = [torch.from_numpy(np.concatenate(column)) for column in zip(*parts, strict=True)]
+    sigma, residual, gap, coefficients = (t.to(process.map.dtype) for t in columns)
     return sigma, residual, gap, coefficients

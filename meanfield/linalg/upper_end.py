@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,12 +12,16 @@ from torch import Tensor
 from meanfield.checks import to_host
 from meanfield.linalg.bidiagonalisation import Steps
 
-# The interval of possible norms is searched until it is this short, relative to σ.
-_WIDTH = 1e-14
-# Grid points per round of the search.
-_PARTS = 256
-# Entries of one such round over a whole batch (float64: 1 MiB).
-_ROUND_ENTRIES = 2**17
+# The interval of possible norms is searched until it is this short, relative to σ, in at most so
+# many rounds; mostly it takes ten.
+_WIDTH, _ROUNDS = 1e-14, 100
+# Logarithms of larger sums may leave the number range.
+_MOST = 700.0
+# Entries of B, relative to σ, that stand for smaller ones: their inverses stay in range.
+_LEAST = 1e-290
+
+# The entries of B and their inverses, one after another: each a number, or one for each map.
+_Links = list[tuple[Any, Any]]
 
 
 def upper_end(sigma: Tensor, steps: Steps, tangent: float) -> Tensor:
@@ -41,56 +46,67 @@ def upper_end(sigma: Tensor, steps: Steps, tangent: float) -> Tensor:
         steps: the entries of those matrices.
         tangent: tan φ at most.
     """
-    top, alphas, betas = _in_units_of_sigma(sigma, steps)
-    parts = max(2, min(_PARTS, _ROUND_ENTRIES // max(len(top), 1)))
-    ends = np.arange(1, parts) / parts
-    low, width = np.ones_like(top), worst_upper_end(tangent, alphas.shape[-1]) - 1.0
-    while width > _WIDTH:
-        possible = _are_possible(low + width * ends, alphas, betas, tangent)
-        width = width / parts
-        low = low + width * possible.sum(-1, keepdims=True)
-    upper = (low + width) * top * (1 + torch.finfo(sigma.dtype).eps)
-    return torch.from_numpy(upper[:, 0]).to(sigma)
+    top, links = _in_units_of_sigma(sigma, steps)
+    low, high = np.full_like(top, _WIDTH / 4), np.full_like(top, _worst_excess(tangent, links))
+    with np.errstate(all="ignore"):
+        below, above = (_log_sum(1 + end, links, tangent) for end in (low, high))
+        high, last = np.where(below > 0, low, high), np.zeros_like(top)
+        for _ in range(_ROUNDS):
+            if not (high - low > _WIDTH).any():
+                break
+            # The secant in log (s − 1), in which the logarithm of the sum is nearly straight; an
+            # end that stays counts half (Illinois), and the next point comes nearer to it.
+            point = np.log(low) * above - np.log(high) * below
+            point = np.exp(point / (above - below)) - last * _WIDTH / 2
+            point = np.fmin(np.fmax(point, low + _WIDTH / 4), high - _WIDTH / 4)
+            found = _log_sum(1 + point, links, tangent)
+            side = np.where(found > 0, 1.0, -1.0)
+            again = np.where(side == last, 0.5, 1.0)
+            below, above = np.where(side > 0, (again * below, found), (found, again * above))
+            low, high = np.where(side > 0, (low, point), (point, high))
+            last = side
+    upper = (1 + high) * top * (1 + torch.finfo(sigma.dtype).eps)
+    return torch.from_numpy(upper).to(sigma)
 
 
 def is_at_most(ends: Tensor, sigma: Tensor, steps: Steps, tangent: float) -> Tensor:
     """Whether `upper_end` is at most these, (b,): one sum in place of a search for the root."""
-    top, alphas, betas = _in_units_of_sigma(sigma, steps)
-    end = to_host(ends.double())[:, None]
-    below = end >= worst_upper_end(tangent, alphas.shape[-1]) * top
+    top, links = _in_units_of_sigma(sigma, steps)
+    end = to_host(ends.double())
     with np.errstate(all="ignore"):
-        below |= ~_are_possible(end / top, alphas, betas, tangent)
-    return torch.from_numpy(below[:, 0])
+        below = end >= (1 + _worst_excess(tangent, links)) * top
+        return torch.from_numpy(below | (_log_sum(end / top, links, tangent) > 0))
 
 
-def _in_units_of_sigma(sigma: Tensor, steps: Steps) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """σ (b, 1), and what the αⱼ and βⱼ may be at most, beside σ where it is not 0."""
-    # Small arrays and many steps: NumPy's are the cheaper ones.
-    top = to_host(sigma.double())[:, None]
-    scale = np.where(top > 0, top, 1.0)
-    return top, to_host(steps.alpha_limits) / scale, to_host(steps.beta_limits) / scale
+def _in_units_of_sigma(sigma: Tensor, steps: Steps) -> tuple[np.ndarray, _Links]:
+    """σ (b,), and what the αⱼ and βⱼ may be at most, beside σ where it is not 0."""
+    top = to_host(sigma.double())
+    links = steps.limits / np.where(top > 0, top, 1.0)[:, None]
+    inverses = np.where(links > 0, 1 / np.maximum(links, _LEAST), 0.0)
+    if len(top) == 1:  # Python's numbers take a tenth of the time of arrays of one
+        return top, list(zip(links[0].tolist(), inverses[0].tolist(), strict=True))
+    return top, list(zip(links.T, inverses.T, strict=True))
 
 
-def _are_possible(
-    s: np.ndarray, alphas: np.ndarray, betas: np.ndarray, tangent: float
-) -> np.ndarray:
-    """Which s (b, t) Bessel's inequality leaves."""
-    with np.errstate(all="ignore"):
-        return _bessel_sum(s, alphas, betas) <= 1.0 + tangent**2
+def _worst_excess(tangent: float, links: _Links) -> float:
+    return worst_upper_end(tangent, len(links) // 2) - 1.0
 
 
-def _bessel_sum(s: np.ndarray, alphas: np.ndarray, betas: np.ndarray) -> np.ndarray:
-    """The larger of Σⱼ aⱼ(s)² and Σⱼ bⱼ(s)², for s (b, t)."""
-    a, taken = np.ones_like(s), np.zeros_like(s)
-    rights, lefts = a * a, np.zeros_like(s)
-    for alpha, beta in zip(alphas.T[..., None], betas.T[..., None], strict=True):
-        # Beyond the end of the space there are no vectors, and nothing more is learnt.
-        b = np.where(alpha > 0, (s * a - taken) / alpha, 0.0)
-        a = np.where(beta > 0, (s * b - alpha * a) / beta, 0.0)
-        rights += a * a
-        lefts += b * b
-        taken = beta * b
-    return np.maximum(rights, lefts)
+def _log_sum(s: np.ndarray, links: _Links, tangent: float) -> np.ndarray:
+    """log of the larger of Σⱼ aⱼ(s)² and Σⱼ bⱼ(s)² over 1/cos² φ, for s (b,): if > 0 not possible.
+
+    With α₁, β₁, α₂ … and a₁, b₁, a₂ … in one row each both recurrences are one.
+    """
+    at: Any = s.item() if s.size == 1 else s
+    x, before, link = 1.0 + 0 * at, 0.0, 0.0
+    sums: list[Any] = [1.0, 0.0]
+    for index, (length, inverse) in enumerate(links, 1):
+        # Beyond the end of the space, where the inverse is 0, nothing more is learnt.
+        x, before, link = (at * x - link * before) * inverse, x, length
+        sums[index % 2] = sums[index % 2] + x * x
+    log = np.log(np.maximum(*sums) / (1.0 + tangent**2))
+    # A sum that left the number range, and then perhaps is no number, is large.
+    return np.where(log < _MOST, log, _MOST).reshape(s.shape)
 
 
 def worst_upper_end(tangent: float, steps: int) -> float:

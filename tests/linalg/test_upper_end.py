@@ -53,7 +53,7 @@ def test_the_bound_holds_for_every_spectrum_and_angle(seed, steps, log_cosine, d
     process = Bidiagonalisation(diagonal(values), start[None])
     for _ in range(steps):
         process.advance()
-    sigma = process.triples()[1][:, 0]
+    sigma = torch.from_numpy(process.triples()[1][:, 0])
     tangent = math.sqrt(1 - cosine**2) / cosine
     end = float(upper_end(sigma, process.steps, tangent))
     assert float(values[0]) <= end * (1 + 1e-9)
@@ -70,9 +70,10 @@ def test_the_end_is_where_the_christoffel_function_of_the_start_is_its_share(see
     process = Bidiagonalisation(diagonal(values), start[None])
     for _ in range(steps):
         process.advance()
-    sigma = process.triples()[1][:, 0]
+    sigma = torch.from_numpy(process.triples()[1][:, 0])
     # ‖J‖ is at least the norm of B with the last remainder beside it: s below is not possible.
-    alphas, betas = (column[0].diag_embed() for column in process.steps[:2])
+    sides = (process.steps.alphas, process.steps.betas)
+    alphas, betas = (torch.from_numpy(side[0]).diag_embed() for side in sides)
     beside = torch.nn.functional.pad(alphas, (0, 1)) + torch.nn.functional.pad(betas, (1, 0))
     s = float(torch.linalg.matrix_norm(beside, 2)) * (1 + excess)
     # p = 1 + (t − s²) q(t): the least squares problem in q, in the basis of Chebyshev.
@@ -106,7 +107,7 @@ def test_the_bound_is_attained_by_the_spectrum_of_the_chebyshev_polynomial(steps
     process = Bidiagonalisation(diagonal(torch.from_numpy(np.sqrt(nodes))), start[None])
     for _ in range(steps):
         process.advance()
-    sigma = process.triples()[1][:, 0]
+    sigma = torch.from_numpy(process.triples()[1][:, 0])
     assert float(sigma) * worst_upper_end(tangent, steps) == pytest.approx(1.0, rel=1e-5)
     end = float(upper_end(sigma, process.steps, tangent))
     assert end == pytest.approx(1.0, rel=1e-5)
@@ -236,7 +237,8 @@ def test_the_process_is_a_factorisation():
     process = Bidiagonalisation(diagonal(values), start / start.norm(dim=1, keepdim=True))
     for _ in range(30):
         process.advance()
-    k, (alphas, betas, *_) = process.products, process.steps
+    k, steps = process.products, process.steps
+    alphas, betas = torch.from_numpy(steps.alphas), torch.from_numpy(steps.betas)
     eye = torch.eye(k + 1, dtype=F64).expand(2, -1, -1)
     right, left = process.right.combine(eye), process.left.combine(eye[:, :k, :k])
     small = torch.diag_embed(alphas) + torch.diag_embed(betas[:, :-1], 1)
