@@ -10,17 +10,20 @@ import itertools
 import os
 import re
 import runpy
+import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import matplotlib
+import matplotlib.pyplot as plt
 from docutils import nodes
 from docutils.utils.math import MathError
 from pybtex.plugin import register_plugin
 from pybtex.style.formatting.unsrt import Style
 from pybtex.style.labels import BaseLabelStyle
 from sphinx.util import logging
+from sphinx_gallery.scrapers import figure_rst, matplotlib_scraper
 
 import meanfield
 
@@ -99,6 +102,36 @@ def _tight(gallery: dict[str, Any], script: str) -> None:
     matplotlib.rcParams.update({"savefig.bbox": "tight", "axes.formatter.min_exponent": 4})
 
 
+# By heading of the page of figures, the pictures below it.
+_FULL = {
+    head.partition(" --")[0]: re.findall(r"^!\[(.*)\]\((.*)\)$", body, re.MULTILINE)
+    for head, body in re.findall(
+        r"^## `(.*)`\n((?:(?!^## ).*\n)*)", (ROOT / ".docs/figures.md").read_text(), re.MULTILINE
+    )
+}
+
+
+def _full_figures(block: Any, script: dict[str, Any], gallery: dict[str, Any]) -> str:
+    """Instead of the figures of a quick run those of the full one, where they have been drawn.
+
+    They are those of the example on the page of figures, or of the experiment that it runs.
+    """
+    path = Path(script["src_file"])
+    named = re.findall(r'experiments\.get\("(.*?)"\)', path.read_text())
+    heads = [f"python examples/{path.name}", *(f"meanfield run {name}" for name in named)]
+    full = [one for head in heads for one in _FULL.get(head, ())]
+    if not full or not plt.get_fignums():
+        return matplotlib_scraper(block, script, gallery)
+    plt.close("all")
+    made, shown = [], script.setdefault("full figures", set())
+    for words, name in full:
+        if name not in shown:
+            shown.add(name)
+            copy = shutil.copyfile(ROOT / ".docs" / name, next(script["image_path_iterator"]))
+            made.append(figure_rst([copy], gallery["src_dir"], words))
+    return "\n".join(made)
+
+
 sphinx_gallery_conf = {
     "examples_dirs": ["tutorials", str(ROOT / "examples")],
     "gallery_dirs": ["_generated/tutorials", "_generated/gallery"],
@@ -114,6 +147,7 @@ sphinx_gallery_conf = {
     "doc_module": ("meanfield",),
     "inspect_global_variables": False,
     "image_srcset": ["2x"],
+    "image_scrapers": (_full_figures,),
 }
 os.environ.setdefault("MPLBACKEND", "Agg")
 
