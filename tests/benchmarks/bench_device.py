@@ -8,7 +8,8 @@ imported. A constant, with its linearisation, beside power iteration alone: as m
 derivative of the scripted layer that `torch.func` has traced and keeps, untimed; it has no
 evidence and may not fit into memory. A batch of small constants beside Jacobians by `torch.func`
 and their singular values. One large flow, and many small ones in a batch, beside a loop of the
-classical Runge-Kutta method on the scripted layer. Pricing: one minimum over all columns for every
+classical Runge-Kutta method on the scripted layer; start and end of both are brought to the host.
+Pricing: one minimum over all columns for every
 row (the dual step of W₂), in blocks, beside ``cdist`` in as large blocks. The Sinkhorn divergence
 beside FlashSinkhorn if it can be imported. First calls, with the start of libraries and kernels,
 are not timed.
@@ -61,11 +62,13 @@ def by_keops(F: SelfAttention) -> Callable[[Tensor], Tensor]:
     from pykeops.torch import LazyTensor
 
     query, key, value = (m[0] for m in (F.parameters.query, F.parameters.key, F.parameters.value))
+    output = F.parameters.output
 
     def layer(x: Tensor) -> Tensor:
         q = LazyTensor(float(F.parameters.scale) * (x @ query.mT)[:, None])
         scores = (q * LazyTensor((x @ key.mT)[None])).sum(-1)
-        return scores.sumsoftmaxweight((x @ value.mT)[None], dim=1)
+        mean = scores.sumsoftmaxweight(LazyTensor((x @ value.mT)[None]), dim=1)
+        return mean if output is None else mean @ output[0].mT
 
     return layer
 
@@ -171,11 +174,11 @@ def flows(*shape: int, device: str) -> dict:
     F, mu = problem(*shape, dtype=torch.float32, device=device)
     layer, step = script(F), 0.1
 
-    def by_hand() -> Tensor:
+    def by_hand() -> Tensor:  # on the host, as in a Dataset
         x = mu.points
         for _ in range(STEPS):
             x = runge_kutta(layer, x, step)
-        return x
+        return torch.stack([mu.points.cpu(), x.cpu()])
 
     def ours() -> object:
         return dynamics.flow(F, mu, [0.0, STEPS * step], method="rk4", step=step)
