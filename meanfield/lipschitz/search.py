@@ -81,11 +81,11 @@ def worst_case(
     if F.causal if positioned is None else as_bool(positioned, "positioned"):
         positions = torch.arange(1, n_atoms + 1, dtype=torch.float64, device=device) / n_atoms
     points, logs = _random_starts(starts, n_atoms, dim, radius, generator)
-    points, logs = points.to(device), logs.to(device)
     given = [*(_constructions(F, radius) if n_atoms > 1 else ()), *candidates]
     for mu in given:
         more_points, more_logs = _fit(mu, n_atoms, dim, radius)
         points, logs = torch.cat([points, more_points]), torch.cat([logs, more_logs])
+    points, logs = points.to(device), logs.to(device)
     highest, best = -math.inf, None
     moments = [(torch.zeros_like(t), torch.zeros_like(t)) for t in (points, logs)]
     for done in range(1, steps + 1):

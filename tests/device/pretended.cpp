@@ -164,7 +164,25 @@ at::Scalar local_scalar_dense(const at::Tensor& x) {
   return at::_local_scalar_dense(seen_by_cpu(x));
 }
 
+// As on a GPU, tensors of the CPU are refused beside those of the device, but for single numbers
+// and for indices (an optional list). torch's fallback alone would accept them in lists.
+void check_devices(const c10::OperatorHandle& operation, const torch::jit::Stack& stack) {
+  bool ours = false, others = false;
+  auto see = [&](const at::Tensor& x) {
+    ours |= x.defined() && x.is_privateuseone();
+    others |= x.defined() && !x.is_privateuseone() && x.dim() > 0;
+  };
+  for (const auto& argument : stack) {
+    if (argument.isTensor()) see(argument.toTensor());
+    if (argument.isTensorList())
+      for (const auto& one : argument.toTensorVector()) see(one);
+  }
+  TORCH_CHECK(!(ours && others), operation.schema().name(),
+              ": expected all tensors to be on the same device, but found the CPU's");
+}
+
 void fallback(const c10::OperatorHandle& operation, torch::jit::Stack* stack) {
+  check_devices(operation, *stack);
   Counted kernel("operation " + operation.schema().name());
   for (auto& argument : *stack)
     if (argument.isGenerator() && argument.toGenerator().device() == the_device)

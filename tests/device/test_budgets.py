@@ -143,6 +143,9 @@ def test_a_tensor_of_the_cpu_does_not_mix():
     x = torch.ones(3, device=pretended.NAME)
     with pytest.raises(RuntimeError, match="device"):
         x + torch.ones(3)
+    with pytest.raises(RuntimeError, match="device"):
+        torch.cat([x, torch.ones(3)])
+    torch.testing.assert_close((x + torch.tensor(1.0)).cpu(), torch.full((3,), 2.0))
     with pytest.raises(TypeError, match="pretended:0"):
         x.numpy()
 
