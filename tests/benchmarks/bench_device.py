@@ -5,13 +5,13 @@
 Standard normal atoms and uniform weights; d = 64 and one head where nothing else is said. The map
 beside the same projections and `scaled_dot_product_attention`, and beside KeOps if it can be
 imported. A constant, with its linearisation, beside power iteration alone: as many products, on a
-derivative of the scripted layer that `torch.func` has traced and keeps, untimed; it has no evidence
-and may not fit into memory. A batch of small constants beside Jacobians by `torch.func` and their
-singular values. One large flow, and many small ones in a batch, beside a loop of the classical
-Runge-Kutta method on the scripted layer; start and end of both are brought to the host. Pricing:
-one minimum over all columns for every row (the dual step of W₂), in blocks, beside ``cdist`` in as
-large blocks. The Sinkhorn divergence beside FlashSinkhorn if it can be imported. First calls, with
-the start of libraries and kernels, are not timed.
+derivative of the scripted layer that `torch.func` has traced and keeps, untimed; it has no
+evidence and may not fit into memory. A batch of small constants beside Jacobians by `torch.func`
+and their singular values. One large flow, and many small ones in a batch, beside a loop of the
+classical Runge-Kutta method on the scripted layer; start and end of both are brought to the host.
+Pricing: one minimum over all columns for every row (the dual step of W₂), in blocks, beside
+``cdist`` in as large blocks. The Sinkhorn divergence beside FlashSinkhorn if it can be imported.
+First calls, with the start of libraries and kernels, are not timed.
 """
 
 from __future__ import annotations
