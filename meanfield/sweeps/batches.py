@@ -95,7 +95,8 @@ class _GlobalGenerators:
         with self._lock:
             if self._batches == 0:
                 numpy = np.random.get_state()  # noqa: NPY002
-                self._states = torch.get_rng_state(), numpy, random.getstate()
+                cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+                self._states = torch.get_rng_state(), numpy, random.getstate(), cuda
             self._batches += 1
 
     def __exit__(self, *exception: object) -> None:
@@ -105,11 +106,15 @@ class _GlobalGenerators:
                 torch.set_rng_state(self._states[0])
                 np.random.set_state(self._states[1])  # noqa: NPY002
                 random.setstate(self._states[2])
+                torch.cuda.set_rng_state_all(self._states[3])
 
     @staticmethod
     def seed(seed: int) -> None:
         """Of several threads at once each seeds those of all."""
-        torch.default_generator.manual_seed(seed)
+        if torch.cuda.is_available():
+            torch.manual_seed(seed)  # a hundred times slower: of all devices, started or not
+        else:
+            torch.default_generator.manual_seed(seed)
         np.random.seed(seed % 2**32)  # noqa: NPY002
         random.seed(seed)
 

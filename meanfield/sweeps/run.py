@@ -100,8 +100,8 @@ def sweep(
         fixed: settings that are the same in each case, passed by name; in the provenance.
         seed: of the whole. Each case has its own, made from this and the parameters of the case:
             the function gets it as its argument `seed` or `generator`, see `Task`, and what it
-            draws from torch's (on the CPU), NumPy's or Python's own generator begins there too,
-            unless other threads draw at the same time.
+            draws from torch's (on CPU and CUDA), NumPy's or Python's own generators begins there
+            too, unless other threads draw at the same time.
         attrs: attributes of the Dataset, text and numbers; kept in the store.
         store: a folder that holds finished cases, in files of at most some 20 seconds of work. If
             it exists, only what is missing is run; cases that are not in it yet are added;

@@ -16,7 +16,7 @@ import pytest
 import torch
 import xarray as xr
 
-from meanfield import ParticleMeasure
+from meanfield import ParticleMeasure, sweeps
 from meanfield.linalg import LinearMap
 from meanfield.maps import Linearisation
 from tests.interface import calls, right_calls
@@ -79,3 +79,17 @@ def test_a_call_gives_what_it_gives_on_the_cpu(line, device, tmp_path):
     tensors = {path: one.device for path, one in there.items() if isinstance(one, torch.Tensor)}
     strays = {path: where for path, where in tensors.items() if where.type != device}
     assert not strays
+
+
+def test_what_the_case_of_a_sweep_draws_on_the_device_is_its_own(device):
+    def draws(n):
+        return {"y": float(torch.rand((), device=device))}
+
+    together = sweeps.sweep(draws, {"n": [1, 2]}, progress=False).y.values
+    torch.manual_seed(0)
+    undisturbed = [float(torch.rand((), device=device)) for _ in range(2)]
+    torch.manual_seed(0)
+    first = float(torch.rand((), device=device))
+    alone = sweeps.sweep(draws, {"n": [2]}, progress=False).y.values
+    assert alone == together[1] != together[0]
+    assert [first, float(torch.rand((), device=device))] == undisturbed

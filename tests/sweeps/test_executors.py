@@ -23,6 +23,7 @@ import xarray as xr
 from meanfield import results
 from meanfield.results import Variable
 from meanfield.sweeps import Task, status, sweep
+from meanfield.sweeps.grid import case_seed
 from tests.sweeps import sweep_functions as functions
 
 GRID = {"n": [2, 4, 8], "repetition": range(8)}
@@ -261,3 +262,16 @@ def test_a_sweep_on_a_cluster_of_dask_is_that_in_process_and_a_case_that_kills_f
         run = {"fixed": {"how": "SIGKILL"}, "store": tmp_path / "s", "executor": client}
         ds = sweep(functions.POISON, {"x": range(12)}, **run)
         assert ds["status"].values.tolist() == [3 if x == 3 else 1 for x in range(12)]
+
+
+def test_a_cuda_that_has_started_is_seeded_by_each_case_and_then_goes_on(monkeypatch):
+    seeds, states = [], []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeds.append)
+    monkeypatch.setattr(torch.cuda, "get_rng_state_all", lambda: ["as it was"])
+    monkeypatch.setattr(torch.cuda, "set_rng_state_all", states.append)
+    grid = {"x": [1, 2]}
+    sweep(lambda x, seed: {"y": float(x)}, grid, progress=False)
+    assert seeds == [case_seed({"x": x}) for x in (1, 2)]
+    assert states and all(state == ["as it was"] for state in states)
