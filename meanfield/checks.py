@@ -287,9 +287,18 @@ def own_tensor(
     """`as_float_tensor` in memory of its own: the owner of an array may go on with it.
 
     An array of xarray with all of these dimensions has them last, in this order.
+
+    Raises:
+        ValueError: an array of xarray whose dimensions have names, but not these.
     """
-    if set(dims) <= set(getattr(value, "dims", ())):
+    names = [str(one) for one in getattr(value, "dims", ())]
+    if set(dims) <= set(names):
         value = value.transpose(..., *dims)
+    elif names != [f"dim_{k}" for k in range(len(names))]:  # xarray's own names say nothing
+        raise ValueError(
+            f"{name}: expected the dimensions {', '.join(dims)} of an array of xarray, got "
+            f"{', '.join(names)}; rename them, or give its .values, whose axes go by place"
+        )
     tensor = as_float_tensor(value, name, like=like)
     return tensor if isinstance(value, (list, tuple)) else tensor.clone()
 
@@ -438,6 +447,15 @@ def check_same_labels(reference: Any, reference_name: str, value: Any, name: str
         raise ValueError(
             f"{name}: expected the row labels of {reference_name} in the same order, got others; "
             "rows go by place, so sort them alike, or take .to_numpy() of both"
+        )
+
+
+def check_coordinates(value: Any, name: str) -> None:
+    """Refuse a table of pandas with a column of weights: all columns are coordinates."""
+    for column in {"weight", "weights"}.intersection(getattr(value, "columns", ())):
+        raise ValueError(
+            f"{name}: expected a table of coordinates, got one with a column {column!r}; leave "
+            f"it out of the points and give it as weights=table[{column!r}]"
         )
 
 

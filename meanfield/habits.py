@@ -139,9 +139,11 @@ def with_hints(function: _Called) -> _Called:
         function.__init__ = with_hints(function.__init__)  # type: ignore[misc]
         return function
     own = inspect.signature(function).parameters
-    known, where = set(own), function.__qualname__.removesuffix(".__init__")
+    known, where = set(own), function.__qualname__
+    where = where.removesuffix(".__init__").removesuffix(".__call__")
     listed = [name for name in own if name not in ("self", "cls")]
-    places = [name for name, one in own.items() if one.kind is one.POSITIONAL_OR_KEYWORD]
+    by_place = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    places = [name for name, one in own.items() if one.kind in by_place]
     is_distance = places == ["mu", "nu"] and "weights" in known
     form = _FORMS.get(where, "")
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from meanfield.checks import (
+    check_coordinates,
     check_finite,
     check_same_kind,
     is_single,
@@ -23,6 +24,7 @@ MASS_TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-8}
 
 def as_points(value: Any, name: str) -> Tensor:
     """Points (..., n, d) in memory of their own."""
+    check_coordinates(value, name)
     points = own_tensor(value, name, ("particle", "feature"))
     if points.ndim < 2 or 0 in points.shape[-2:]:
         hint = f"; points on the line are {name}[:, None], and weights come second"

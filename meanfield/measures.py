@@ -238,6 +238,7 @@ class ParticleMeasure(Hinted):
         """The measure repeated along batch axes, without a copy (as `torch.Tensor.expand`)."""
         return self._with(self.points.expand(*batch, -1, -1), lambda t: t.expand(*batch, -1))
 
+    @with_hints
     def replace(self, points: Tensor) -> ParticleMeasure:
         """The measure with its atoms moved to `points` (..., n, d'); weights and positions stay.
 

@@ -121,6 +121,7 @@ class SelfAttention(Map, Hinted):
         ]
         return html_table("Self-attention", rows)
 
+    @with_hints
     @without_autocast
     def __call__(self, mu: ParticleMeasure, /) -> ParticleMeasure:
         """F(μ): atoms move to Γ_μ(xᵢ), weights and positions stay.

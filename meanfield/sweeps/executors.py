@@ -16,6 +16,7 @@ from concurrent.futures import (
     CancelledError,
     Executor,
     Future,
+    ProcessPoolExecutor,
     as_completed,
     wait,
 )
@@ -27,7 +28,7 @@ from typing import Any
 from meanfield.sweeps.batches import Batch, failed_batch, run_batch
 from meanfield.sweeps.grid import Case
 from meanfield.sweeps.plan import Unit, Work
-from meanfield.sweeps.workers import DiedError, Processes
+from meanfield.sweeps.workers import DiedError, Processes, check_sent
 
 _log = logging.getLogger("meanfield")
 _WINDOW = 2  # jobs submitted per worker of a foreign executor: enough to keep it busy
@@ -114,6 +115,8 @@ class Run:
         if isinstance(given, int):
             n_workers = min(given, n_units)
             return Processes(work, n_workers, self._case_timeout, self._stop), n_workers
+        if isinstance(given, ProcessPoolExecutor):
+            check_sent(work)
         n_workers = getattr(given, "_max_workers", None) or os.cpu_count() or 1
         if _is_client(given):
             n_workers = max(1, sum(given.nthreads().values()))

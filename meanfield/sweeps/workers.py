@@ -55,6 +55,17 @@ class DiedError(Exception):
     certain: bool = False
 
 
+def check_sent(work: Work) -> None:
+    """Refuse a function that other processes cannot import, or settings that cannot be sent."""
+    try:
+        pickle.dumps(work)
+    except Exception as error:
+        raise TypeError(
+            f"fn: expected a function that worker processes can import, defined at the top of "
+            f"a module, and settings that can be pickled; got {work.task.label} ({error})"
+        ) from error
+
+
 class Processes:
     """Processes of one thread each, and for each a thread of this process that waits for it.
 
@@ -65,13 +76,7 @@ class Processes:
     def __init__(
         self, work: Work, n_workers: int, timeout: float | None, stop: threading.Event
     ) -> None:
-        try:
-            pickle.dumps(work)
-        except Exception as error:
-            raise TypeError(
-                f"fn: expected a function that worker processes can import, defined at the top of "
-                f"a module, and settings that can be pickled; got {work.task.label} ({error})"
-            ) from error
+        check_sent(work)
         self._work, self._timeout, self._stop = work, timeout, stop
         self._threads = ThreadPoolExecutor(n_workers, initializer=_block_ctrl_c)
         self._workers: dict[int, _Worker] = {}  # by thread

@@ -132,8 +132,12 @@ def test_axes_that_are_called_as_the_package_calls_them_are_found_by_name():
     assert (mu.n_particles, mu.dim, mu.batch_shape) == (5, 3, (2,))
     assert mu.points[1].tolist() == X[:, 1].tolist()
     assert ParticleMeasure(points.isel(time=1).T).points.tolist() == X[:, 1].tolist()
-    other = xr.DataArray(X[0], dims=("feature", "token"))  # names of its own: by place
-    assert ParticleMeasure(other).points.tolist() == X[0].tolist()
+    unnamed = xr.DataArray(X[0])
+    assert ParticleMeasure(unnamed).points.tolist() == X[0].tolist()
+    with pytest.raises(
+        ValueError, match="expected the dimensions particle, feature.*got feature, token"
+    ):
+        ParticleMeasure(unnamed.rename(dim_0="feature", dim_1="token"))
 
 
 def test_indexing_and_iterating_reach_batch_axes_only():

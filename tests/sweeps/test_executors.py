@@ -275,3 +275,10 @@ def test_a_cuda_that_has_started_is_seeded_by_each_case_and_then_goes_on(monkeyp
     sweep(lambda x, seed: {"y": float(x)}, grid, progress=False)
     assert seeds == [case_seed({"x": x}) for x in (1, 2)]
     assert states and all(state == ["as it was"] for state in states)
+
+
+def test_a_function_that_other_processes_cannot_import_is_refused():
+    with ProcessPoolExecutor(1) as pool:
+        for executor in (1, pool):
+            with pytest.raises(TypeError, match="worker processes can import.*got .*lambda"):
+                sweep(lambda x: {"y": x}, {"x": [1]}, executor=executor, progress=False)
