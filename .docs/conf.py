@@ -114,12 +114,9 @@ _FULL = {
 def _full_figures(block: Any, script: dict[str, Any], gallery: dict[str, Any]) -> str:
     """Instead of the figures of a quick run those of the full one, where they have been drawn.
 
-    They are those of the example on the page of figures, or of the experiment that it runs.
+    Only those below the example's own command: others have the settings of an experiment.
     """
-    path = Path(script["src_file"])
-    named = re.findall(r'experiments\.get\("(.*?)"\)', path.read_text())
-    heads = [f"python examples/{path.name}", *(f"meanfield run {name}" for name in named)]
-    full = [one for head in heads for one in _FULL.get(head, ())]
+    full = _FULL.get(f"python examples/{Path(script['src_file']).name}", ())
     if not full or not plt.get_fignums():
         return matplotlib_scraper(block, script, gallery)
     plt.close("all")
