@@ -146,6 +146,7 @@ def test_a_tensor_of_the_cpu_does_not_mix():
     with pytest.raises(RuntimeError, match="device"):
         torch.cat([x, torch.ones(3)])
     torch.testing.assert_close((x + torch.tensor(1.0)).cpu(), torch.full((3,), 2.0))
+    assert x[torch.tensor([0, 2])].shape == (2,)  # indices may be anywhere, as on a GPU
     with pytest.raises(TypeError, match="pretended:0"):
         x.numpy()
 

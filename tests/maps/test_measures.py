@@ -134,6 +134,8 @@ def test_axes_that_are_called_as_the_package_calls_them_are_found_by_name():
     assert ParticleMeasure(points.isel(time=1).T).points.tolist() == X[:, 1].tolist()
     unnamed = xr.DataArray(X[0])
     assert ParticleMeasure(unnamed).points.tolist() == X[0].tolist()
+    assert ParticleMeasure(unnamed.T).points.tolist() == X[0].T.tolist()
+    assert ParticleMeasure(xr.DataArray(X)[1]).points.tolist() == X[1].tolist()
     with pytest.raises(
         ValueError, match="expected the dimensions particle, feature.*got feature, token"
     ):

@@ -272,7 +272,7 @@ def test_a_cuda_that_has_started_is_seeded_by_each_case_and_then_goes_on(monkeyp
     monkeypatch.setattr(torch.cuda, "get_rng_state_all", lambda: ["as it was"])
     monkeypatch.setattr(torch.cuda, "set_rng_state_all", states.append)
     grid = {"x": [1, 2]}
-    sweep(lambda x, seed: {"y": float(x)}, grid, progress=False)
+    sweep(lambda x: {"y": float(x)}, grid, progress=False)
     assert seeds == [case_seed({"x": x}) for x in (1, 2)]
     assert states and all(state == ["as it was"] for state in states)
 
