@@ -20,6 +20,7 @@ from meanfield.pretrained import Transformer
 
 RANDOM_TEXT = "random"  # uniform token ids in place of a text
 _RANDOM_LENGTH = 50_000
+_SIZE_FIELDS = ("num_hidden_layers", "hidden_size")
 
 
 def with_random_weights(model: str) -> str:
@@ -46,6 +47,7 @@ class OfText:
     depth: int = setting(
         0, "number of layers of a random model; 0 for the architecture's own", quick=2
     )
+    width: int = setting(0, "width of a random model; 0 for the architecture's own")
     dtype: str = setting("float32", "'float32' or 'float64'")
     model_revision: str | None = derived(None, "fingerprint of the weights")
     text_sha256: str | None = derived(None, "SHA-256 of the text")
@@ -57,7 +59,7 @@ class OfText:
             ValueError: its weights are not those of `model_revision`, if that is known: the model
                 has changed, or is not drawn alike here.
         """
-        how = (self.seed, self.dtype, self.depth)
+        how = (self.seed, self.dtype, self.depth, self.width)
         usual = _loaded(self.model, None, *how)
         if self.model_revision not in (None, usual.fingerprint):
             raise ValueError(
@@ -107,20 +109,18 @@ def pinned(s: _Settings, **known: Any) -> _Settings:
 
 @functools.lru_cache(maxsize=3)
 def _loaded(
-    model: str, causal: bool | None, seed: int, dtype: str, depth: int
+    model: str, causal: bool | None, seed: int, dtype: str, depth: int, width: int
 ) -> pretrained.Transformer:
-    if depth and not model.startswith("random:"):
+    if (depth or width) and not model.startswith("random:"):
         raise ValueError(
-            f"depth: expected 0 for the checkpoint {model!r}, got {depth}: only random models can "
-            "be given another number of layers, as --quick gives them; add --set depth=0"
+            f"depth, width: expected 0 for the checkpoint {model!r}, got {depth} and {width}: "
+            "only random models can be given other sizes, as --quick gives them; add "
+            "--set depth=0 --set width=0"
         )
-    field = "n_layer" if model == "random:gpt2" else "num_hidden_layers"
+    fields = ("n_layer", "n_embd") if model == "random:gpt2" else _SIZE_FIELDS
+    changes = {field: size for field, size in zip(fields, (depth, width), strict=True) if size}
     return pretrained.load(
-        model,
-        causal=causal,
-        seed=seed,
-        config={field: depth} if depth else None,
-        dtype=getattr(torch, dtype),
+        model, causal=causal, seed=seed, config=changes or None, dtype=getattr(torch, dtype)
     )
 
 

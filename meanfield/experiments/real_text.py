@@ -54,6 +54,7 @@ class Settings(inputs.OfText):
     layers: tuple[int, ...] = along(
         "layer", (), "attention layer, from 0; all if there are none", quick=()
     )
+    width: int = setting(0, "width of a random model; 0 for the architecture's own", quick=192)
     rtol: float = setting(1e-4, "relative accuracy of the norms", quick=1e-3)
 
 

@@ -377,6 +377,17 @@ def test_gpt2_is_measured_masked_only(folder):
     assert real_text.resolve(settings).masks == (True,)
 
 
+@pytest.mark.parametrize("model", ["random:bert", "random:gpt2"])
+def test_random_models_have_the_depth_and_the_width_of_the_settings(model):
+    source = inputs.OfText(model, depth=1, width=48).source()
+    assert (source.n_layers, source.attention(0).parameters.dim) == (1, 48)
+
+
+def test_checkpoints_keep_their_width(folder):
+    with pytest.raises(ValueError, match="got 0 and 48: only random models .* --set width=0"):
+        inputs.OfText(str(folder / "gpt2"), width=48).source()
+
+
 def scripts_map(model, settings, n):
     """The function that the published scripts differentiate, of the model's own modules."""
     layer = settings.layers[0]
