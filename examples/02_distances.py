@@ -80,18 +80,19 @@ def main() -> None:
     mu, nu = (ParticleMeasure.from_sequence(t) for t in (tokens, tokens.flip(0)))
     print(f"conditional {float(conditional_w2(mu, nu)):.4f} >= plain {float(w2(mu, nu)):.4f}")
 
-    # The plan as a picture: a line for each pair, and the cloud halfway.
+    # The plan as a picture: pairs of it, each with a line and its point of the cloud halfway.
     with figures.style():
         ax = plt.subplots()[1]
         pairs = plan.sample(150, generator=generator)
         for start, end in zip(pairs.source, pairs.target, strict=True):
             ax.plot(*torch.stack([start, end]).T, color="0.8", lw=0.6, zorder=0)
+        middles = (pairs.source + pairs.target) / 2
         for cloud, marker, label in (
-            (x, "o", "x"),
-            (halfway.points, "x", "halfway"),
-            (y, "s", "y"),
+            (pairs.source, "o", "x"),
+            (middles, "x", "halfway"),
+            (pairs.target, "s", "y"),
         ):
-            ax.plot(*cloud[:200].T, marker, ms=3, label=label)
+            ax.plot(*cloud.T, marker, ms=3, label=label)
         ax.set(xlabel="$x_1$", ylabel="$x_2$", aspect="equal")
         ax.set_title(f"An optimal plan and its midpoint, $W_2$ = {float(result):.4f}")
         ax.legend()

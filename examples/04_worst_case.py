@@ -60,6 +60,7 @@ with figures.style():
         ax.plot(
             radii, [float(c.value) for _, c in found[n_atoms]], marker, label=f"{n_atoms} atoms"
         )
+    ax.plot(radii, [bounds.mean_field(1.0, 1.0, R) for R in radii], "k:", label="bound here")
     ax.plot(radii, [bounds.theorem_3_5(1.0, 1.0, R) for R in radii], "k--", label="Theorem 3.5")
     ax.set(yscale="log", xlabel="radius R", ylabel="largest local constant found")
     ax.legend()

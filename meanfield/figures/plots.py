@@ -140,12 +140,14 @@ def plot_constants(
             curve(ax, rows, "layer", part, "o-", **style)
             ax.vlines(rows.layer, rows[part], rows[f"{part}_upper"], color=f"C{k}", linewidth=3)
             if f"{part}_bound" in rows:
-                ax.plot(rows.layer, rows[f"{part}_bound"], "--", color=f"C{k}", linewidth=0.9)
+                ax.plot(rows.layer, rows[f"{part}_bound"], "k--", linewidth=0.9)
     ax.plot([], [], "k--", linewidth=0.9, label="certain bound")
     ax.set(yscale=_scale(ds[list(parts)].to_array()), xlabel="layer", ylabel="local constant")
     ticks_at(ax, ds.layer)
+    each = "" if "text" not in ds.dims else "a curve for each text; "
     ax.set_title(
-        f"Constants of {ds.attrs['model']} at {ds.attrs['length']} tokens; bars: probable ends"
+        f"Constants of {ds.attrs['model']} at {ds.attrs['length']} tokens\n"
+        f"{each}bars: probable ends"
     )
     return ax
 
