@@ -450,6 +450,16 @@ def check_same_labels(reference: Any, reference_name: str, value: Any, name: str
         )
 
 
+def check_same_columns(reference: Any, reference_name: str, value: Any, name: str) -> None:
+    """Refuse two tables with the same columns in another order: they go by place as well."""
+    ours, theirs = (list(getattr(table, "columns", ())) for table in (reference, value))
+    if ours != theirs and sorted(map(str, ours)) == sorted(map(str, theirs)):
+        raise ValueError(
+            f"{name}: expected the columns of {reference_name} in the same order, {ours}, got "
+            f"{theirs}; columns go by place: {name}[{ours}]"
+        )
+
+
 def check_coordinates(value: Any, name: str) -> None:
     """Refuse a table of pandas with a column of weights: all columns are coordinates."""
     for column in {"weight", "weights"}.intersection(getattr(value, "columns", ())):

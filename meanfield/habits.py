@@ -81,6 +81,7 @@ _MEMBERS = (
     ("barycenter barycentre center", "n_particles", ".mean()"),
     ("numpy tolist", "n_particles", ".points.numpy() and .weights.numpy()"),
     ("cpu cuda float double half", "to", ".to(device, dtype)"),
+    ("copy clone", "n_particles", "a measure never changes: it needs no copy"),
     ("with_weights reweight", "n_particles", "ParticleMeasure(mu.points, weights)"),
     ("save", "n_particles", "torch.save(mu, path)"),
     ("A V Q K W query key value", "parameters", ".parameters has the matrices"),
@@ -125,6 +126,19 @@ class Hinted:
                 members = {one for one in dir(self) if not one.startswith("_")}
                 hint = sentence_of(_MEMBERS, name, members) or suggestion(name, members)
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}{hint}")
+
+
+class NoNumber:
+    """Base of values that refuse to be calculated with, and to be made an object of NumPy's."""
+
+    _instead: str
+
+    def _refused(self, *_: object, **__: object) -> Any:
+        name = type(self).__name__
+        raise TypeError(f"expected a number or an array, got a {name}; {self._instead}")
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __matmul__ = _refused
+    __truediv__ = __neg__ = __pow__ = __lt__ = __gt__ = __float__ = __array__ = _refused
 
 
 def with_hints(function: _Called) -> _Called:

@@ -27,7 +27,7 @@ from meanfield.checks import (
     to_host,
     without_autocast,
 )
-from meanfield.habits import Hinted, with_hints
+from meanfield.habits import Hinted, NoNumber, with_hints
 from meanfield.html import html_table, span
 from meanfield.measure_arguments import as_points, check_positions, logs_of, per_particle
 from meanfield.results.labels import copied
@@ -42,12 +42,12 @@ __all__ = [
     "stack",
 ]
 
-_NO_BATCH = "expected a batch of measures, got one measure; its atoms are mu.points"
+_NO_BATCH = "expected a batch of measures, got one measure of mu.n_particles atoms, mu.points"
 _BLOCK = 2**22  # distances held at once: 32 MB in float64
 
 
 @dataclass(frozen=True, eq=False, repr=False, init=False)
-class ParticleMeasure(Hinted):
+class ParticleMeasure(NoNumber, Hinted):
     """A probability measure μ = Σᵢ aᵢ δ_{xᵢ} on R^d, or Σᵢ aᵢ δ_{(sᵢ, xᵢ)} on [0, 1] × R^d.
 
     Weights are kept as logarithms, so that an atom of weight e^{−900} loses no digits, and a ratio
@@ -76,6 +76,7 @@ class ParticleMeasure(Hinted):
         ParticleMeasure(n_particles=2, dim=1, dtype=float64, log_weights in [-900, 0])
     """
 
+    _instead = "take mu.points or mu.weights (mixture adds, mu.replace moves atoms)"
     points: Tensor
     log_weights: Tensor
     positions: Tensor | None
@@ -261,10 +262,6 @@ class ParticleMeasure(Hinted):
             )
         return _measure(points, self.log_weights, self.positions)
 
-    def __array__(self, *args: Any, **kwargs: Any) -> np.ndarray:
-        """Refused: NumPy would make one object of it."""
-        raise TypeError("expected an array, got a ParticleMeasure; take mu.points or mu.weights")
-
     def __getitem__(self, index: Any) -> ParticleMeasure:
         """One measure of a batch, or a part of the batch; indexes batch axes only."""
         if not self.batch_shape:
@@ -276,11 +273,18 @@ class ParticleMeasure(Hinted):
             raise IndexError(f"too many new axes for batch shape {tuple(self.batch_shape)}")
         return self._with(self.points[index], lambda t: t[index])
 
-    def __iter__(self) -> Iterator[ParticleMeasure]:
-        """Over the first batch axis."""
+    def __len__(self) -> int:
+        """Of the first batch axis, as `__iter__`."""
         if not self.batch_shape:
             raise TypeError(_NO_BATCH)
-        return (self[i] for i in range(self.batch_shape[0]))
+        return self.batch_shape[0]
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __iter__(self) -> Iterator[ParticleMeasure]:
+        """Over the first batch axis."""
+        return (self[i] for i in range(len(self)))
 
     def _with(self, points: Tensor, change: Callable[[Tensor], Tensor]) -> ParticleMeasure:
         """Other points, with `change` applied to log-weights and positions."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -61,8 +61,7 @@ _PAPER: Any = _STYLE | {
 }
 
 
-@contextmanager
-def style(name: str = "house") -> Iterator[None]:
+def style(name: str = "house") -> AbstractContextManager[None]:
     """A style, for as long as the context lasts.
 
     Args:
@@ -70,8 +69,7 @@ def style(name: str = "house") -> Iterator[None]:
     """
     import matplotlib as mpl
 
-    with mpl.rc_context({"house": _STYLE, "paper": _PAPER}[choice(name, "name", _STYLES)]):
-        yield
+    return mpl.rc_context({"house": _STYLE, "paper": _PAPER}[choice(name, "name", _STYLES)])
 
 
 def axes(ax: Axes | None) -> Axes:

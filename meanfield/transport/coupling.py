@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from meanfield.checks import as_generator, to_host
-from meanfield.habits import Hinted
+from meanfield.habits import Hinted, NoNumber
 from meanfield.html import html_table, span
 from meanfield.measures import ParticleMeasure, log_sums
 
@@ -29,7 +29,7 @@ class Draws(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Coupling(Hinted):
+class Coupling(NoNumber, Hinted):
     """A coupling π = Σ_k π_k δ_{(x_{i_k}, y_{j_k})} of two particle measures, stored sparsely.
 
     An exact plan has at most n + m − 1 entries; nothing of size n × m is kept. Masses live as
@@ -45,6 +45,7 @@ class Coupling(Hinted):
         log_mass: log π_k, shape (..., k); −inf pads batches whose plans differ in length.
     """
 
+    _instead = "take .dense() or .to_scipy()"
     source: Any
     target: Any
     rows: Any
@@ -91,10 +92,6 @@ class Coupling(Hinted):
         mass, rows, cols = (to_host(t) for t in (held.mass, held.rows, held.cols))
         kept = mass > 0
         return coo_array((mass[kept], (rows[kept], cols[kept])), shape=self.shape)
-
-    def __array__(self, *args: Any, **kwargs: Any) -> np.ndarray:
-        """Refused: NumPy would make one object of it."""
-        raise TypeError("expected an array, got a Coupling; take .dense() or .to_scipy()")
 
     def sample(self, size: int, *, generator: torch.Generator | int | None = None) -> Draws:
         """Independent draws (x, y) ~ π, for example to train flows on.

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from meanfield.checks import check_same_kind, describe, is_traced, to_host
+from meanfield.checks import check_same_columns, check_same_kind, describe, is_traced, to_host
 from meanfield.measure_arguments import MASS_TOLERANCE
 from meanfield.measures import ParticleMeasure, stack
 
@@ -97,6 +97,7 @@ def as_pair(mu: Measure, nu: Measure, weights: tuple[Any, Any] | None = None) ->
 def as_measures(mu: Measure, nu: Measure, weights: tuple[Any, Any] | None = None) -> Measures:
     """Both arguments as measures; arguments and errors as of `as_pair`."""
     a, b = _both(weights)
+    check_same_columns(_points_of(mu), "mu", _points_of(nu), "nu")
     as_numpy = _is_numpy(mu) and _is_numpy(nu)
     mu, nu = _measure(mu, a, "mu"), _measure(nu, b, "nu")
     check_same_kind(mu.points, "mu", nu.points, "nu")
@@ -183,5 +184,9 @@ def _is_numpy(value: Measure) -> bool:
     """Whether the answer should be NumPy: arrays and data frames, beside weights and in lists."""
     if isinstance(value, list) and value:
         return all(map(_is_numpy, value))
-    points = value[0] if isinstance(value, tuple) and value else value
+    points = _points_of(value)
     return isinstance(points, np.ndarray) or hasattr(points, "to_numpy")
+
+
+def _points_of(value: Measure) -> Any:
+    return value[0] if isinstance(value, tuple) and value else value

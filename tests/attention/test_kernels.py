@@ -473,6 +473,7 @@ def test_features_of_another_kind_or_shape_are_refused(made, error, words):
         (lambda: kernels.rotary(dim=3), "dim: expected an even number"),
         (lambda: kernels.rotary(dim=4, frequencies=[1.0]), "frequencies: expected 2 numbers"),
         (lambda: kernels.window(0.0), "width: expected a number > 0"),
+        (lambda: kernels.window(4), r"width: .* got 4; for w of n tokens"),
         (lambda: normalizations.sink([[0.0]]), "sink: expected a finite number"),
         (lambda: normalizations.sink(math.inf), "sink: expected a finite number"),
     ],

@@ -14,7 +14,7 @@ from meanfield.attention.tangent import AttentionTangent
 from meanfield.measures import stack
 
 F64 = torch.float64
-N, WIDTHS = 17, (1 / 32, 5 / 16, 2.0)
+N, WIDTHS = 17, (1 / 32, 5 / 16, 2.5)
 
 
 @pytest.fixture

@@ -79,7 +79,7 @@ def test_odd_calls_mean_what_they_say(pair, tmp_path):
 
 # Public, but not called by users with values of their own.
 UNTRIED = {
-    **dict.fromkeys(("figure", "style", "save_all"), "for figures of one's own"),
+    **dict.fromkeys(("figure", "save_all"), "for figures of one's own"),
     **dict.fromkeys(("expanded_radii",), "for authors of maps"),
     **dict.fromkeys(("corpus", "windows", "grade"), "take files; their own tests have the errors"),
 }

@@ -16,6 +16,15 @@ ParticleMeasure(frame_of_x, shuffled)
 np.asarray(mu)
 list(mu)
 mu[0]
+len(mu)
+mu + mu
+2 * mu
+mu @ mu
+-mu / 2
+mu < mu
+float(mu)
+np.add(mu, 1)
+torch.as_tensor(mu)
 mu.to("float32")
 mu.to("cuda:99")
 mu.to(torch.float16)
@@ -35,6 +44,8 @@ w2(x, y, p=1)
 w2(x, y, method="sinkhorn")
 w2(x, y, rtol=0)
 w2(frame_of_x, (frame_of_x, shuffled))
+w2(frame_of_x, frame_of_x[frame_of_x.columns[::-1]])
+w2((frame_of_x, a), (frame_of_x[frame_of_x.columns[::-1]], a))
 transport.certify(x, y, plan=np.ones((2, 2)))
 transport.certify(x, y, plan=np.ones((3, 3)))
 transport.certify(x, y, plan=-np.eye(3) / 3)
@@ -59,6 +70,7 @@ F.parameters.after(F)
 SelfAttention(F.parameters, True, normalization=normalizations.sinkhorn())
 SelfAttention(F.parameters, kernel=kernels.alibi([0.5, 0.25]))(seq)
 SelfAttention(F.parameters, kernel=kernels.rotary())(mu)
+kernels.window(128)
 SelfAttention(F.parameters, kernel=kernels.rotary(dim=3))(seq)
 F(mu, nu)
 SelfAttention(F.parameters, causal=True).field(seq)(x)
@@ -68,6 +80,7 @@ kernels.qk_norm(1.0, np.nan)
 linearize(F, mu).atoms @ x
 np.asarray(linearize(F, mu).atoms)
 np.asarray(solve_w2(x, y).coupling)
+solve_w2(x, y).coupling @ x
 layers.Pointwise(torch.tanh, lipschitz="abc")
 lipschitz.Readout(np.ones((3, 0)))
 bounds.l2_mean_field(1.0, 1.0, 1.0, 1, causal=np.array([True, False]))
@@ -154,6 +167,7 @@ experiments.get(2)
 figures.plot_particle_paths(ds)
 figures.plot_growth(ds)
 figures.plot_constants(ds)
+figures.style("papr")
 write_report(ds, tmp / "page.pdf")
 write_report(mu, tmp / "page.html")
 experiments.get("two-dirac").figures["growth-in-n"](flown)
@@ -238,6 +252,8 @@ bounds.mean_field(np.float32(1), True + 0, [3.0])[0] | bounds.mean_field(1.0, 1.
 [np.mean([constant, constant]), max(0.0, constant)] | [C, C]
 np.arange(2.0) * solve_w2(mu, nu) | [0.0, w2(mu, nu)]
 J.shape | J.to_dense().shape
+[len(stack([mu, mu, mu])), bool(mu), bool(stack([mu]))] | [3, 1, 1]
+w2(frame_of_x, frame_of_x.rename(columns={0: "u", 1: "v"})) | 0.0
 split(mu, np.int64(2)).points | np.repeat(x, 2, 0)
 dynamics.FlowMap(F, 0)(mu).points | x
 lipschitz.compare_lemma_3_2(F, x, steps=0.1).step | [0.1]

@@ -151,7 +151,13 @@ def window(width: float, *, inner: Kernel = dot_product) -> Window:
     (w − ½)/n: half a step keeps clear of rounding.
 
     Args:
-        width: in units of position, > 0.
+        width: in units of position, > 0. A whole number above 1 is refused as one of tokens.
         inner: the kernel that is limited to the window.
     """
-    return Window(number(width, "width", above=0, finite=False), checked_inner(inner))
+    width = number(width, "width", above=0, finite=False)
+    if width > 1 and width.is_integer():
+        raise ValueError(
+            f"width: expected one in units of position, which are in [0, 1], got {width:g}; for "
+            "w of n tokens give (w - 0.5) / n"
+        )
+    return Window(width, checked_inner(inner))
