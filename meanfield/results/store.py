@@ -412,7 +412,7 @@ def _check_function(path: Path, stored: Mapping[str, Any], given: Mapping[str, A
             f"{_shown(path)}: {given['configuration']['function']}: what the store was begun with "
             f"has changed since in {', '.join(sorted(changed))}; finished cases are kept as they "
             f"are. Give another store, {cure}",
-            stacklevel=4,
+            stacklevel=5,
         )
 
 

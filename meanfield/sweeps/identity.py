@@ -1,8 +1,8 @@
 """What identifies a computation: its values by content, its code by what its names reach.
 
-The function and all of its own module that its names reach count by their syntax trees. Where no
-source is to be had, or a file was edited since it was imported, bytecode, constants and names
-stand in. Nothing is pickled.
+The function and all of its own module that its names reach count by their syntax trees, and by
+their values where these can be compared. Where no source is to be had, or a file was edited since
+it was imported, bytecode, constants and names stand in. Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -156,6 +156,11 @@ class _Seen:
             return
         codes = [compile(ast.Module([one], []), "", "exec", dont_inherit=True) for one in bound]
         self._note(name, bound, value, [*codes, *(_codes(value) if own else [])], file)
+        # The same line may make another value: of an argument, of a file, of the turn of a loop.
+        if not isinstance(value, (*NAMED, ModuleType)) and name not in _counted(self._text(file)):
+            with contextlib.suppress(TypeError):  # a lock, a generator: the line has to do
+                text = to_json(self.plain(name, value))
+                self.source[name] = digest(self.source[name] + text)
 
     def _note(
         self, place: str, nodes: Iterable[ast.AST], value: Any, codes: list[CodeType], file: str
@@ -209,6 +214,15 @@ def _compiled(text: str) -> set[str]:
     for code in codes:  # which grows
         codes += [each for each in code.co_consts if isinstance(each, CodeType)]
     return {repr(_bytecode(code)) for code in codes}
+
+
+@functools.lru_cache(16)
+def _counted(text: str) -> set[str]:
+    """The names of a module that its functions bind anew, as they do with counters."""
+    try:
+        return _names_in([compile(text, "", "exec", dont_inherit=True)], ("STORE_GLOBAL",))
+    except (SyntaxError, ValueError):
+        return set()
 
 
 @functools.lru_cache(16)

@@ -119,11 +119,12 @@ def sweep(
             ended and its cases are run one at a time; needs a number as `executor`.
         retry_failed: run failed cases of the store again.
         accept_changed_code: take the function of a store for the same, whatever has changed.
-            Seen are the function and all of its own module that its names reach (functions,
-            classes with their bases, assignments, decorators): a change warns and names them.
+            Seen are the function and all of its own module that its names reach: functions,
+            classes with their bases, assignments, decorators, and the values of numbers, text,
+            lists, dicts, arrays and modules of torch. A change warns and names them.
             Settings, defaults, arguments of a partial, closures and bound objects count by value:
             a change is refused. Not seen are other modules beyond the names taken from them, what
-            happens to objects after they were assigned, data files and the environment.
+            other objects hold, data files and the environment.
         progress: a bar on a terminal, a line a minute in the log "meanfield" elsewhere.
 
     Returns:

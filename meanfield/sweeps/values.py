@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import enum
 import functools
@@ -12,7 +13,7 @@ import sys
 from collections.abc import Mapping
 from fractions import Fraction
 from pathlib import Path, PurePath
-from types import BuiltinFunctionType, FunctionType, MethodType
+from types import BuiltinFunctionType, FunctionType, MethodType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -111,6 +112,8 @@ def _content(value: Any, name: str, named: list[Any]) -> dict[str, Any]:
         names = [field.name for field in dataclasses.fields(value)]
     elif isinstance(value, functools.partial):
         names = ("func", "args", "keywords")
+    elif isinstance(value, (SimpleNamespace, argparse.Namespace)):
+        names = vars(value)
     elif getattr(value, "__dict__", None) == {}:
         names = ()
     if names is None:

@@ -34,6 +34,8 @@ ATTENTION = (
 )
 WITH_SETTING = "\ndef f(x, s): return {'y': x}\n"
 
+TURN = "import os, argparse\nTURN = os.stat(__file__).st_mtime\n"  # another in each run
+
 # What the warning names; what comes with it by what is reached is not listed.
 WARNED = [
     ("f", F % "«2|3» * x"),
@@ -48,6 +50,13 @@ WARNED = [
     ("K", "for K in («2|3»,):\n    pass" + F % "K * x"),
     ("K", "try:\n    K = «2|3»\nfinally:\n    pass" + F % "K * x"),
     ("K", "K = {'a': 1}\nK['a'] = «2|3»" + F % "K['a'] * x"),
+    ("TURN", TURN + F % "TURN * x"),
+    ("K", TURN + "for K in (TURN,):\n    pass" + F % "K * x"),
+    ("K", TURN + "K = {'a': [TURN]}" + F % "K['a'][0] * x"),
+    ("K", TURN + "K = argparse.Namespace(a=TURN)" + F % "K.a * x"),
+    ("K", TURN + ARRAYS + "K = np.full(3, TURN)" + F % "K[0] * x"),
+    ("net", TURN + TORCH + "torch.manual_seed(int(TURN))\nnet = torch.nn.Linear(1, 1)"
+            + F % "float(net(torch.tensor([x])))"),
     ("np", "import numpy as np\nnp.mine = «2|3»" + F % "np.mine * x"),
     ("K", "(K := «2|3»)" + F % "K * x"),
     ("K", "K = {'a': lambda x: «2|3» * x}" + F % "K['a'](x)"),
@@ -223,11 +232,14 @@ UNCHANGED = [
     "x = «2|3»" + F % "2 * x",
     "import numpy as np\nK = «2|3»" + F % "np.K if x < 0 else x",
     F % "x" + "if __name__ == '__main__':\n    ds = «2|3»",
-    TORCH + "net = torch.nn.Linear(2, 2)" + F % "float(net(torch.ones(2) * x).sum())",
+    TORCH + "torch.manual_seed(0)\nnet = torch.nn.Linear(2, 2)"
+    + F % "float(net(torch.ones(2) * x).sum())",
     TORCH + "net = torch.nn.ReLU()\nstep = torch.optim.SGD([torch.ones(1)])" + F % "(net, step)",
     "K = frozenset(['a', 'b', 'c', 'd'])" + F % "x if 'a' in K else 0",
     "def f(x): return {'y': x in {'a', 'b', 'c', 'd'}}",
     "from functools import lru_cache\n@lru_cache\ndef g(x): return x" + F % "g(x)",
+    TURN + "def g():\n    global TURN\n    TURN += 1" + F % "(g(), x)[1]",
+    TURN + "K = TURN" + F % "x",
     "CACHE = {}\nCACHE[object()] = id(CACHE)" + F % "CACHE.setdefault(x, x)",
     "n = 0\ndef f(x):\n    global n\n    n += 1\n    return {'y': x}\nf(1)\n«|f(1)»",
     "import threading\nLOCK = threading.Lock()" + F % "(LOCK, x)[1]",
