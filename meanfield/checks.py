@@ -510,6 +510,8 @@ def _numbers(array: np.ndarray, value: Any, name: str) -> np.ndarray:
     if array.dtype.kind == "O" and array.size and all(map(_is_real, array.flat)):
         return array.astype(np.float64)
     got = kinds.get(array.dtype.kind, describe(value))
+    if array.dtype.kind == "O" and array.size:
+        got = f"{got} with {next(v for v in array.flat if not _is_real(v))!r} in it"
     raise TypeError(f"{name}: expected an array or tensor of real numbers, got {got}")
 
 

@@ -18,7 +18,12 @@ _STEPS = "max_steps is of a solver: solver=linalg.Lanczos(max_steps=...)"
 # the sentence; the first row that fits is told.
 _WORDS = (
     ("a b weight", "weights", "weights=(a, b), or with their points: (x, a) and (y, b)"),
+    ("beta lam lambda_ reg", "penalty", "penalty=, the price of changing the condition"),
+    ("beta temperature scale", "kernel", "AttentionParameters(..., scale=), or multiply A by it"),
+    ("scale beta temperature", "bilinear", "multiply A by it"),
     ("a b weights weight alpha beta", "", _MEASURE),
+    ("normalize normalise", "log_weights", "divide them by their sum: weights / weights.sum()"),
+    ("Q K V q k v W_q W_k W_v", "query", "query=, key=, value=, output="),
     ("x X y Y xs ys source target", "mu", "measures or arrays of points come first, in order"),
     ("M C metric cost cost_fn", "", "the cost is the Euclidean distance, no matrix of costs"),
     ("p power order", "mu", "the order is that of the function: w1, w2, wp(mu, nu, p)"),
@@ -40,10 +45,10 @@ _WORDS = (
     ("x0 y0", "times", "the measure to start from is the second argument"),
     ("R r", "radius", "radius="),
     ("A W", "bilinear", "AttentionParameters.from_bilinear(A, V), in this order"),
-    ("scale beta temperature", "bilinear", "multiply A by it"),
     ("heads num_heads nhead", "n_heads", "n_heads="),
+    ("heads num_heads n_heads nhead dim", "kernel", "of the parameters: F.parameters"),
+    ("n N n_points n_particles", "n_atoms", "n_atoms="),
     ("A V Q K W", "kernel", "AttentionParameters.from_bilinear(A, V), or (Q, K, V), come first"),
-    ("beta temperature scale", "kernel", "AttentionParameters(..., scale=), or multiply A by it"),
     ("A V", "norm_A", "norms are numbers: norm_A and norm_V; bounds.table takes a layer"),
     ("d size", "dim", "dim="),
     ("size n_samples n_points num_samples", "n", "n="),
@@ -91,6 +96,11 @@ _MEMBERS = (
     ("attention_matrix attention attn weights scores", "field", ".plan(mu).weights"),
     ("gamma Gamma", "field", ".field(mu)"),
     ("forward", "field", "call it: F(mu)"),
+    (
+        "to_dense matvec rmatvec T shape norm J",
+        "atoms",
+        ".atoms is the map J, as .atoms.to_dense()",
+    ),
     ("layers layer blocks encoder h", "embeddings", ".block(l), .attention(l) or .network()"),
     ("embed hidden_states encode_text", "embeddings", ".embeddings(tokens)"),
     ("plot scatter show", "", "figures are in meanfield.figures"),
@@ -103,6 +113,11 @@ _NAMES = (
     ("sinkhorn sinkhorn2", "", "transport.sinkhorn_divergence, transport.sinkhorn_plan"),
     ("seed set_seed manual_seed", "", "generator=, an integer, or torch.manual_seed"),
     ("gaussian normal randn", "ball", "ParticleMeasure(torch.randn(n, d))"),
+    (
+        "two_dirac two_diracs lemma_3_2 real_text",
+        "EXPERIMENTS",
+        'experiments.get("two-dirac"), hyphens',
+    ),
     ("run", "EXPERIMENTS", "experiments.get(name).run()"),
     ("from_pretrained load_model AutoModel", "", "pretrained.load(name_or_path)"),
 )
@@ -135,7 +150,7 @@ class NoNumber:
 
     def _refused(self, *_: object, **__: object) -> Any:
         name = type(self).__name__
-        raise TypeError(f"expected a number or an array, got a {name}; {self._instead}")
+        raise TypeError(f"expected numbers, got a {name}; {self._instead}")
 
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __matmul__ = _refused
     __truediv__ = __neg__ = __pow__ = __lt__ = __gt__ = __float__ = __array__ = _refused

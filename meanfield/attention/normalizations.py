@@ -14,6 +14,7 @@ from meanfield.attention.rows import (
     softmax,
 )
 from meanfield.attention.sinkhorn import sinkhorn
+from meanfield.habits import hint_names
 
 __all__ = [
     "RowWise",
@@ -23,3 +24,4 @@ __all__ = [
     "sinkhorn",
     "softmax",
 ]
+hint_names(__name__, __all__)

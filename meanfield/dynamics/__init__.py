@@ -13,6 +13,7 @@ from meanfield.dynamics.flow_map import FlowMap
 from meanfield.dynamics.functionals import cluster_count, log_energy
 from meanfield.dynamics.integrators import Adaptive
 from meanfield.dynamics.stability import stability
+from meanfield.habits import hint_names
 
 __all__ = [
     "Adaptive",
@@ -23,3 +24,4 @@ __all__ = [
     "measure_at",
     "stability",
 ]
+hint_names(__name__, __all__)

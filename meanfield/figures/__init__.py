@@ -13,6 +13,7 @@ dashed, a measurement is a line with markers.
 from meanfield.figures.canvas import figure, style
 from meanfield.figures.plots import plot_constants, plot_growth, plot_particle_paths
 from meanfield.figures.saving import save_all
+from meanfield.habits import hint_names
 
 __all__ = [
     "figure",
@@ -22,3 +23,4 @@ __all__ = [
     "save_all",
     "style",
 ]
+hint_names(__name__, __all__)

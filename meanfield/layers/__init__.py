@@ -8,6 +8,7 @@ them. `contractive` scales a map so that x + c·F(x)/L can be inverted, and `inv
 certified error.
 """
 
+from meanfield.habits import hint_names
 from meanfield.layers.chain import Chain
 from meanfield.layers.composition import Residual
 from meanfield.layers.composition import Sum as Sum
@@ -31,3 +32,4 @@ __all__ = [
     "contractive",
     "invert",
 ]
+hint_names(__name__, __all__)

@@ -5,6 +5,7 @@
 # (what it leaves possible), `certain` (bounds from blocks), `evidence` (`certify`), `solvers`
 # (`NormSolver`), `dense`, `krylov` and `row_weights` (three of them), `norms` (the choice).
 
+from meanfield.habits import hint_names
 from meanfield.linalg.dense import Dense
 from meanfield.linalg.evidence import Candidate, NormEstimate, certify
 from meanfield.linalg.krylov import Lanczos
@@ -24,3 +25,4 @@ __all__ = [
     "certify",
     "operator_norm",
 ]
+hint_names(__name__, __all__)

@@ -8,6 +8,7 @@ is faster.
 # `remainders`, `caches`, `localization`, `search`, `secant`, `comparison`, `ball`, `certified`,
 # `orders`.
 
+from meanfield.habits import hint_names
 from meanfield.lipschitz.ball import ball_upper
 from meanfield.lipschitz.caches import cache_error
 from meanfield.lipschitz.certified import Readout, certified_radius
@@ -36,3 +37,4 @@ __all__ = [
     "secant_ratio",
     "worst_case",
 ]
+hint_names(__name__, __all__)

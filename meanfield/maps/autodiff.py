@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from meanfield.checks import choice, name_of
+from meanfield.habits import Hinted
 from meanfield.linalg import LinearMap
 from meanfield.maps.derivative_checks import (
     check_derivative,
@@ -24,7 +25,7 @@ from meanfield.measures import MeasureMap, ParticleMeasure, split
 
 
 @dataclass(frozen=True, eq=False)
-class Linearisation:
+class Linearisation(Hinted):
     """The derivative of F at μ, weights held fixed.
 
     Maps of measures compose, and so do both parts: those of G∘F are ``G.atoms @ F.atoms`` and

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from meanfield.habits import hint_names
 from meanfield.results.labels import Variable
 from meanfield.results.provenance import read_provenance
 
@@ -36,6 +37,7 @@ __all__ = [
     "to_cube",
     "write_dataset",
 ]
+hint_names(__name__, __all__)
 
 
 def __getattr__(name: str) -> Any:

@@ -11,8 +11,10 @@ call again computes what is missing. With ``executor=`` the cases are spread ove
 machines.
 """
 
+from meanfield.habits import hint_names
 from meanfield.sweeps.plan import Task
 from meanfield.sweeps.run import sweep
 from meanfield.sweeps.status import status
 
 __all__ = ["Task", "status", "sweep"]
+hint_names(__name__, __all__)

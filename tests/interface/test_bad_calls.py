@@ -22,6 +22,7 @@ from meanfield import AttentionParameters, SelfAttention, checks, habits
 from meanfield.checks import as_float_tensor
 from meanfield.linalg.evidence import NormEstimate
 from meanfield.linalg.linear_map import LinearMap
+from meanfield.maps.autodiff import Linearisation
 from meanfield.measures import ParticleMeasure
 from meanfield.pretrained import Transformer
 from meanfield.transport import TransportResult, w2
@@ -166,6 +167,18 @@ def test_a_misspelt_name_is_answered_with_the_nearest():
         ("SelfAttention(params, masked=True)", "causal="),
         ("SelfAttention(A=A, V=V)", r"from_bilinear\(A, V\)"),
         ("transport.certify(x, y, x)", "at most 2 arguments without a name, got 3; by name: p"),
+        ("transport.conditional_w2(seq, seq, beta=1.0)", "got beta=; penalty="),
+        ("SelfAttention(params, beta=2.0)", r"; AttentionParameters\(..., scale=\)"),
+        ("SelfAttention(params, heads=2)", "; of the parameters"),
+        ("AttentionParameters.from_bilinear(A, V, beta=2.0)", "; multiply A by it"),
+        ("AttentionParameters(Q=A, K=A, V=V)", "; query=, key=, value="),
+        ("ParticleMeasure(x, a, normalize=True)", r"weights / weights.sum\(\)"),
+        ("lipschitz.worst_case(F, 1.0, n=3)", "; n_atoms="),
+        ("kernels.rotery(dim=2)", "did you mean 'rotary'"),
+        ("normalizations.softmaxx", "did you mean 'softmax'"),
+        ("experiments.two_diracs", "; experiments.get"),
+        ("local_lipschitz(lambda p: 2 * p, mu)", r"got a ParticleMeasure.*pushforward\(T, mu\)"),
+        ("w2(frame_of_x.assign(label='a'), y)", "with 'a' in it"),
         ("mu.sample(4, 0)", "sample: expected at most 1 arguments without a name, got 2"),
         ('ParticleMeasure(x, wieghts=a)', "ParticleMeasure: .*did you mean 'weights'"),
         ('meanfield.certify(x, y)', "or meanfield.transport.certify"),
@@ -208,6 +221,8 @@ def test_words_of_neighbours_are_answered_with_ours(call, said):
         ("local_lipschitz(F, mu).convergd", "did you mean 'converged'"),
         ("local_lipschitz(F, mu).certified", r"\.upper"),
         ("mu.shape", "n_particles, .dim"),
+        ("mu.copy()", "; a measure never changes"),
+        ("linearize(F, mu).to_dense()", r"; .atoms is the map"),
         ("mu.cuda()", r"\.to\(device, dtype\)"),
         ("F.attention_matrix(mu)", r"\.plan\(mu\)\.weights"),
         ("encoder().layers[0]", r"; .block\(l\)"),
@@ -226,7 +241,7 @@ def test_members_of_neighbours_are_answered_with_ours(call, said):
 
 def test_every_sentence_for_members_speaks_of_members_that_exist():
     kinds = (ParticleMeasure, TransportResult, NormEstimate, Coupling, SelfAttention)
-    kinds += (Transformer, LinearMap)
+    kinds += (Transformer, LinearMap, Linearisation)
     known = {name for kind in kinds for name in (*dir(kind), *kind.__annotations__)}
     for words, needed, sentence in habits._MEMBERS:
         named = re.findall(r"(?<=[ (])\.([a-z_]+)", f" {sentence}")
@@ -242,7 +257,12 @@ def test_every_sentence_for_names_and_calls_speaks_of_names_that_exist():
 
 def test_every_sentence_for_neighbours_speaks_of_arguments_that_exist():
     functions = [one for one in public_names().values() if inspect.isfunction(one)]
-    functions += [SelfAttention, AttentionParameters.from_bilinear, AttentionParameters.random]
+    functions += [
+        SelfAttention,
+        AttentionParameters,
+        AttentionParameters.from_bilinear,
+        AttentionParameters.random,
+    ]
     known = {name for one in functions for name in inspect.signature(one).parameters}
     for words, needed, sentence in habits._WORDS:
         assert words and sentence and (not needed or needed in known), sentence

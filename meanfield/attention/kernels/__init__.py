@@ -12,6 +12,7 @@ from meanfield.attention.kernels.cosine import cosine, qk_norm
 from meanfield.attention.kernels.kernel import Features, Kernel
 from meanfield.attention.kernels.rotary import rotary
 from meanfield.attention.kernels.score_changes import alibi, soft_cap, window
+from meanfield.habits import hint_names
 
 __all__ = [
     "Features",
@@ -25,3 +26,4 @@ __all__ = [
     "soft_cap",
     "window",
 ]
+hint_names(__name__, __all__)
