@@ -24,6 +24,7 @@ from meanfield.sweeps.values import NAMED, canonical, digest, name_in_store, to_
 _LONGEST = 200  # characters of a value that a message can still show; beyond them its digest
 _READS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+_WRITERS = {"append", "extend", "add", "update", "setdefault", "pop", "popitem", "clear"}
 _PLAIN = (str, int, float, complex, bytes, type(None))
 
 
@@ -157,7 +158,8 @@ class _Seen:
         codes = [compile(ast.Module([one], []), "", "exec", dont_inherit=True) for one in bound]
         self._note(name, bound, value, [*codes, *(_codes(value) if own else [])], file)
         # The same line may make another value: of an argument, of a file, of the turn of a loop.
-        if not isinstance(value, (*NAMED, ModuleType)) and name not in _counted(self._text(file)):
+        within = _changed_within(self._tree(file))
+        if not isinstance(value, (*NAMED, ModuleType)) and name not in within:
             with contextlib.suppress(TypeError):  # a lock, a generator: the line has to do
                 text = to_json(self.plain(name, value))
                 self.source[name] = digest(self.source[name] + text)
@@ -217,12 +219,19 @@ def _compiled(text: str) -> set[str]:
 
 
 @functools.lru_cache(16)
-def _counted(text: str) -> set[str]:
-    """The names of a module that its functions bind anew, as they do with counters."""
-    try:
-        return _names_in([compile(text, "", "exec", dont_inherit=True)], ("STORE_GLOBAL",))
-    except (SyntaxError, ValueError):
-        return set()
+def _changed_within(tree: ast.Module) -> set[str]:
+    """The names of a module that its functions bind anew or write into: counters, caches."""
+    scopes = (node for node in ast.walk(tree) if isinstance(node, (*_SCOPES, ast.Lambda)))
+    nodes = [node for scope in scopes for node in ast.walk(scope)]
+    bound = {name for node in nodes if isinstance(node, ast.Global) for name in node.names}
+    parts = [node for node in nodes if isinstance(node, (ast.Subscript, ast.Attribute))]
+    written = (
+        part.value.id
+        for part in parts
+        if isinstance(part.value, ast.Name)
+        and (not isinstance(part.ctx, ast.Load) or getattr(part, "attr", "") in _WRITERS)
+    )
+    return bound.union(written)
 
 
 @functools.lru_cache(16)

@@ -121,7 +121,8 @@ def sweep(
         accept_changed_code: take the function of a store for the same, whatever has changed.
             Seen are the function and all of its own module that its names reach: functions,
             classes with their bases, assignments, decorators, and the values of numbers, text,
-            lists, dicts, arrays and modules of torch. A change warns and names them.
+            lists, dicts, arrays and modules of torch, unless functions write into them (caches,
+            counters). A change warns and names them.
             Settings, defaults, arguments of a partial, closures and bound objects count by value:
             a change is refused. Not seen are other modules beyond the names taken from them, what
             other objects hold, data files and the environment.
