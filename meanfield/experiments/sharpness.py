@@ -60,7 +60,7 @@ class Settings:
     dims: tuple[int, ...] = over("dim", (1, 2), "dimension d", quick=(1,), symbol="d")
     masks: tuple[bool, ...] = over("causal", (False, True), "masked attention")
     starts: int = setting(24, "random starts of each search, besides the structured ones", quick=8)
-    steps: int = setting(100, "steps of ascent", quick=20)
+    steps: int = setting(100, "steps of ascent", quick=40)
     scales: int = setting(200, "positions of the masked family", quick=30)
     growth: float = setting(
         1.3,
