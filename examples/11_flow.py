@@ -83,7 +83,8 @@ print(f"cosine {float(end[0] @ end[1]):.9f}")
 # %%
 # The paths of the first flow; figures of an experiment.
 with figures.style():
-    figures.plot_particle_paths(ds, title=rf"Tokens on the sphere, $\beta$ = {beta:g}")
+    ax = figures.plot_particle_paths(ds, title=rf"Tokens on the sphere, $\beta$ = {beta:g}")
+    ax.figure.savefig(options.out / "paths.png")
 clustering = experiments.get("clustering")
 made = clustering.run(clustering.quick)
 print(*figures.save_all(made, clustering.figures, options.out, stem="clustering"), sep="\n")
