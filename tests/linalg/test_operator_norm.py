@@ -147,6 +147,29 @@ def test_a_small_block_of_clustered_values_is_not_waited_for():
     assert found.n_matvecs < 0.6 * operator_norm(linear_map, solver=Lanczos()).n_matvecs
 
 
+@pytest.mark.parametrize(
+    ("batch", "size", "is_factored"),
+    [((), 320, True), ((), 400, False), ((8,), 256, False), ((4,), 128, True), ((400,), 48, True)],
+)
+def test_small_maps_are_factored_if_they_are_few(batch, size, is_factored):
+    matrices = random_matrices(0, batch, size, size, 0.1)
+    linear_map = as_map(matrices, (size, 1), (size, 1))
+    with torch.no_grad():
+        found = operator_norm(linear_map)
+    assert (found.miss == 0) == is_factored
+    torch.testing.assert_close(found.value, torch.ones(batch, dtype=F64), rtol=1e-4, atol=0)
+    assert bool((found.upper >= 1 - 1e-12).all()) and bool(found.converged.all())
+
+
+def test_a_gradient_goes_through_batches_that_an_iteration_would_take():
+    matrices = random_matrices(0, (8,), 256, 256, 0.1).requires_grad_()
+    value = operator_norm(as_map(matrices, (256, 1), (256, 1))).value
+    (gradient,) = torch.autograd.grad(value.sum(), matrices)
+    torch.testing.assert_close(
+        gradient.square().sum((1, 2)), torch.ones(8, dtype=F64), rtol=1e-9, atol=0
+    )
+
+
 def test_large_batches_are_factored_in_pieces_and_the_thread_number_is_kept():
     matrices = random_matrices(2, (3001,), 6, 5, 0.3)
     threads = torch.get_num_threads()
