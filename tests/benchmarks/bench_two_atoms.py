@@ -51,9 +51,9 @@ def by_autodiff(F: SelfAttention, mu: ParticleMeasure) -> Tensor:
 
 
 def rows(quick: bool, device: str) -> Iterator[dict]:
-    sizes = [(20_000, 2, 2), (5_000, 2, 8), (2_000, 8, 4), (100, 16, 8)]
+    sizes = [(20_000, 2, 2), (5_000, 2, 8), (2_000, 8, 4), (100, 16, 8), (100, 16, 16)]
     sizes += [(1, 2, 2), (1, 16, 8), (1, 32, 8)]
-    for cases, n, dim in sizes[4:5] if quick else sizes:
+    for cases, n, dim in sizes[5:6] if quick else sizes:
         F, mu = problem(cases, dim, n, device)
         yield beside(
             f"{f'{cases:,} constants' if cases > 1 else 'one constant'}, n = {n}, d = {dim}",
