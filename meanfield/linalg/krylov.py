@@ -11,7 +11,13 @@ from torch import Tensor
 
 from meanfield.checks import as_generator, count, number
 from meanfield.linalg.bidiagonalisation import Bidiagonalisation
-from meanfield.linalg.evidence import Candidate, may_be_largest, met, relative_error
+from meanfield.linalg.evidence import (
+    ROUNDINGS,
+    Candidate,
+    may_be_largest,
+    met,
+    relative_error,
+)
 from meanfield.linalg.linear_map import LinearMap
 from meanfield.linalg.solvers import NormSolver
 from meanfield.linalg.upper_end import is_at_most, start_tangent, upper_end
@@ -43,8 +49,9 @@ class Lanczos(NormSolver):
 
     Args:
         max_steps: largest number of products with J; one more measures the residual.
-        miss: the probability, over the random start, that the norm may exceed the upper end; by
-            default 1e-9 in double and 1e-3 in single precision.
+        miss: the probability, over the random start, that the norm may exceed the upper end, in
+            which rounding of a thousand units is included; by default 1e-9 in double and 1e-3 in
+            single precision.
         generator: of the random start, or its seed.
 
     Raises:
@@ -88,6 +95,7 @@ def _iterated(
     start = normalised(draw)[0]  # uniform on the sphere
     miss = _MISS[linear_map.dtype] if solver.miss is None else solver.miss
     tangent = _SLACK * start_tangent(linear_map.columns, miss)
+    room = 1 + ROUNDINGS * torch.finfo(linear_map.dtype).eps
     process = Bidiagonalisation(linear_map, start)
     rank = min(linear_map.rows, linear_map.columns)
     while True:
@@ -104,10 +112,10 @@ def _iterated(
         if bool(reached[counting.flatten()].all()):
             # Of blocks, only the largest norm has to be known so well.
             peak = sigma.reshape(-1, blocks).amax(-1, keepdim=True).expand(-1, blocks).flatten()
-            ends = (1 + upper_rtol) * peak
+            ends = (1 + upper_rtol) / room * peak
             if bool(is_at_most(ends, sigma, process.steps, tangent).all()):
                 break
-    upper = upper_end(sigma, process.steps, tangent)
+    upper = room * upper_end(sigma, process.steps, tangent)
     shape = linear_map.batch_shape
     return Candidate(
         normalised(process.right.combine(coefficients.to(start)))[0].reshape(

@@ -197,3 +197,13 @@ def test_factorisations_of_many_matrices_are_those_of_lapack(count, n, dtype):
     truth = torch.linalg.matrix_norm(matrices, 2)
     torch.testing.assert_close(found.value, truth, rtol=room, atol=0)
     assert float(found.residual.max()) < room and bool(found.converged.all())
+
+
+@pytest.mark.parametrize("upper_rtol", [3e-4, 5e-4, 1e-3])
+def test_an_upper_end_with_its_rounding_is_as_near_as_asked(upper_rtol):
+    """The iteration goes on until it is, so that the answer converges."""
+    for seed in range(8):
+        matrix = random_matrices(seed, (), 200, 200, 0.01).float()
+        linear_map = as_map(matrix, (200, 1), (200, 1))
+        found = operator_norm(linear_map, solver=Lanczos(), upper_rtol=upper_rtol)
+        assert float(found.upper) <= (1 + upper_rtol) * float(found.value)

@@ -269,3 +269,19 @@ def test_a_traced_measure_is_refused_with_what_to_do():
             transform(lambda x: local_lipschitz(F, ParticleMeasure(x)).value)(
                 torch.randn(3, 4, 2).double()
             )
+
+
+@pytest.mark.parametrize("geometry", ["euclidean", "wasserstein"])
+@pytest.mark.parametrize("radius", [1.0, 5.0])
+def test_upper_ends_in_single_precision_cover_the_rounding_of_the_map(radius, geometry):
+    """Of 32 clouds that are iterated on; the truth is that of the same numbers in double."""
+    generator = torch.Generator().manual_seed(0)
+    points = radius * torch.randn(32, 120, 2, generator=generator)
+    mu = ParticleMeasure.from_sequence(points)
+    layer = AttentionParameters.random(2, std=1.0, dtype=torch.float32, generator=generator)
+    found = local_lipschitz(SelfAttention(layer, causal=True), mu, geometry=geometry)
+    exact = SelfAttention(layer.to(F64), causal=True)
+    truth = local_lipschitz(exact, mu.to(F64), geometry=geometry, solver=Dense()).value
+    assert found.miss > 0
+    assert bool((truth <= found.upper.double()).all())
+    assert bool((found.value.double() >= (1 - 1e-4) * truth).all())
