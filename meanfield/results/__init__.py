@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from meanfield.habits import hint_names
+from meanfield.habits import name_hint
 from meanfield.results.labels import Variable
 from meanfield.results.provenance import read_provenance
 
@@ -37,12 +37,12 @@ __all__ = [
     "to_cube",
     "write_dataset",
 ]
-hint_names(__name__, __all__)
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
-        raise AttributeError(f"module 'meanfield.results' has no attribute {name!r}")
+        hint = name_hint(name, __all__)
+        raise AttributeError(f"module 'meanfield.results' has no attribute {name!r}{hint}")
     value = getattr(importlib.import_module(f"meanfield.results.{_HOMES[name]}"), name)
     globals()[name] = value
     return value

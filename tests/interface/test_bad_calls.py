@@ -176,6 +176,7 @@ def test_a_misspelt_name_is_answered_with_the_nearest():
         ("lipschitz.worst_case(F, 1.0, n=3)", "; n_atoms="),
         ("kernels.rotery(dim=2)", "did you mean 'rotary'"),
         ("normalizations.softmaxx", "did you mean 'softmax'"),
+        ("results.to_cub(ds)", "did you mean 'to_cube'"),
         ("experiments.two_diracs", "; experiments.get"),
         ("local_lipschitz(lambda p: 2 * p, mu)", r"got a ParticleMeasure.*pushforward\(T, mu\)"),
         ("w2(frame_of_x.assign(label='a'), y)", "with 'a' in it"),
