@@ -20,7 +20,6 @@ from meanfield.pretrained import Transformer
 
 RANDOM_TEXT = "random"  # uniform token ids in place of a text
 _RANDOM_LENGTH = 50_000
-_SIZE_FIELDS = ("num_hidden_layers", "hidden_size")
 
 
 def with_random_weights(model: str) -> str:
@@ -117,8 +116,8 @@ def _loaded(
             "only random models can be given other sizes, as --quick gives them; add "
             "--set depth=0 --set width=0"
         )
-    fields = ("n_layer", "n_embd") if model == "random:gpt2" else _SIZE_FIELDS
-    changes = {field: size for field, size in zip(fields, (depth, width), strict=True) if size}
+    sizes = {"num_hidden_layers": depth, "hidden_size": width}
+    changes = {field: size for field, size in sizes.items() if size}
     return pretrained.load(
         model, causal=causal, seed=seed, config=changes or None, dtype=getattr(torch, dtype)
     )

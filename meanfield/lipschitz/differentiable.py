@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from meanfield.linalg import Lanczos, LinearMap, operator_norm
+from meanfield.linalg.evidence import ROUNDINGS
 from meanfield.linalg.norms import largest_block_norm
 from meanfield.linalg.vectors import normalised
 from meanfield.lipschitz.constant import LocalLipschitz
@@ -26,8 +27,6 @@ from meanfield.measures import ParticleMeasure
 
 # Largest angle, by residual over gap, between the vector found and the singular vector.
 _ANGLE = 0.1
-# Rounding of a factorisation, in units of eps.
-_ROUNDINGS = 1e3
 # Relative difference between ‖Jv‖ by the declared linearisation and by automatic differentiation.
 _AGREES = {torch.float64: 1e-6, torch.float32: 1e-2}
 
@@ -209,7 +208,7 @@ def _check_simple(
     if found.splitting is not None and not particlewise:
         # Of maps that move atoms by themselves both components are one.
         second = torch.maximum(second, torch.minimum(found.particle, found.splitting))
-    room = found.residual + _ROUNDINGS * torch.finfo(value.dtype).eps
+    room = found.residual + ROUNDINGS * torch.finfo(value.dtype).eps
     double = wanted & ~(room * value <= _ANGLE * (value - second))
     if bool(double.any()):
         raise ValueError(
