@@ -451,12 +451,12 @@ def check_same_labels(reference: Any, reference_name: str, value: Any, name: str
 
 
 def check_same_columns(reference: Any, reference_name: str, value: Any, name: str) -> None:
-    """Refuse two tables with the same columns in another order: they go by place as well."""
+    """Refuse two tables that share columns, but not all in the same places: they go by place."""
     ours, theirs = (list(getattr(table, "columns", ())) for table in (reference, value))
-    if ours != theirs and sorted(map(str, ours)) == sorted(map(str, theirs)):
+    if ours != theirs and set(ours) & set(theirs):
         raise ValueError(
             f"{name}: expected the columns of {reference_name} in the same order, {ours}, got "
-            f"{theirs}; columns go by place: {name}[{ours}]"
+            f"{theirs}; columns go by place: take the same of both, as {name}[{ours}]"
         )
 
 

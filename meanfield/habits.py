@@ -6,7 +6,8 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, TypeVar
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from meanfield.checks import suggestion
 
@@ -92,6 +93,13 @@ _MEMBERS = (
     ("A V Q K W query key value", "parameters", ".parameters has the matrices"),
     ("cpu cuda float double half to", "parameters", "SelfAttention(F.parameters.to(dtype))"),
     ("state_dict eval train", "parameters", "a map has no modes; .parameters has the matrices"),
+    ("state_dict parameters", "query", "they are .query, .key, .value, .output and their biases"),
+    ("W_q W_Q Wq Q in_proj_weight q_proj", "query", ".query, of all heads (H, k, d)"),
+    ("W_k W_K Wk K k_proj", "query", ".key, of all heads (H, k, d)"),
+    ("W_v W_V Wv v_proj", "query", ".value; .V is output times value, (H, d_out, d)"),
+    ("W_o W_O Wo O out_proj o_proj", "query", ".output, or None for the identity"),
+    ("num_heads nhead heads H", "n_heads", ".n_heads"),
+    ("embed_dim d_model hidden_size d in_dim", "n_heads", ".dim"),
     ("jacobian jac J", "field", "linearize(F, mu).atoms, and its .to_dense()"),
     ("attention_matrix attention attn weights scores", "field", ".plan(mu).weights"),
     ("gamma Gamma", "field", ".field(mu)"),
@@ -136,6 +144,8 @@ class Hinted:
     if not TYPE_CHECKING:  # where mypy would then find every member
 
         def __getattr__(self, name: str) -> Any:
+            with suppress(AttributeError):  # a torch module that is a map as well has its own
+                return super().__getattr__(name)
             hint = ""
             if not name.startswith("_"):  # those are asked for by Python and by tools
                 members = {one for one in dir(self) if not one.startswith("_")}
@@ -153,7 +163,18 @@ class NoNumber:
         raise TypeError(f"expected numbers, got a {name}; {self._instead}")
 
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __matmul__ = _refused
-    __truediv__ = __neg__ = __pow__ = __lt__ = __gt__ = __float__ = __array__ = _refused
+    __truediv__ = __neg__ = __pow__ = __lt__ = __gt__ = __abs__ = __round__ = _refused
+    __int__ = __float__ = __array__ = __array_function__ = _refused
+
+
+class NoFunction:
+    """Base of values that are given to a layer, and say so where they are called."""
+
+    _instead: str
+
+    def __call__(self, *_: object, **__: object) -> NoReturn:
+        """Refuse."""
+        raise TypeError(f"{type(self).__name__}: expected no call; {self._instead}")
 
 
 def with_hints(function: _Called) -> _Called:

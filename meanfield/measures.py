@@ -137,6 +137,7 @@ class ParticleMeasure(NoNumber, Hinted):
         return _measure(points.expand(*logs.shape, -1), logs, None)
 
     @classmethod
+    @with_hints
     def from_sequence(cls, points: Any) -> ParticleMeasure:
         """The measure of a token sequence (x₁, …, xₙ): uniform, token i at position i/n.
 
@@ -223,14 +224,11 @@ class ParticleMeasure(NoNumber, Hinted):
         shares = (shares / shares[..., -1:]).contiguous()
         # The last atom of mass, and not an absent one behind it, takes what rounding leaves.
         drawn = torch.searchsorted(shares, uniform.to(self.device), right=True)
-        last = (shares < 1).sum(-1, keepdim=True)
-        drawn = torch.minimum(drawn, last)
+        drawn = torch.minimum(drawn, (shares < 1).sum(-1, keepdim=True))
         points = self.points.take_along_dim(drawn[..., None], -2)
         logs = torch.full_like(points[..., 0], -math.log(n))
-        positions = self.positions
-        return _measure(
-            points, logs, None if positions is None else positions.take_along_dim(drawn, -1)
-        )
+        at = self.positions
+        return _measure(points, logs, at if at is None else at.take_along_dim(drawn, -1))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ParticleMeasure:
         return copied(self, memo)
@@ -311,8 +309,8 @@ class ParticleMeasure(NoNumber, Hinted):
             parts.append(f"device={self.device}")
         if not is_traced(self.log_weights) and self.log_weights.numel():
             low, high = (float(x) + 0.0 for x in self.log_weights.detach().aminmax())
-            span = "uniform" if high - low < 1e-6 else f"log_weights in [{low:.4g}, {high:.4g}]"
-            parts.append(span)
+            logs = f"log_weights in [{low:.4g}, {high:.4g}]"
+            parts.append("uniform" if high - low < 1e-6 else logs)
         if self.is_positioned:
             parts.append("positioned")
         return f"ParticleMeasure({', '.join(parts)})"
@@ -491,6 +489,7 @@ def log_sums(logs: Tensor, groups: Tensor, count: int) -> Tensor:
     return top + torch.zeros_like(top).scatter_add(-1, groups, scaled).log()
 
 
+@with_hints
 def stack(measures: Sequence[ParticleMeasure]) -> ParticleMeasure:
     """A batch of measures of possibly different sizes; shorter ones are padded with weight 0."""
     if isinstance(measures, ParticleMeasure) or not isinstance(measures, Iterable):

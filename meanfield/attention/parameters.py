@@ -21,7 +21,7 @@ from meanfield.checks import (
     describe,
     number,
 )
-from meanfield.habits import with_hints
+from meanfield.habits import Hinted, NoNumber, with_hints
 from meanfield.html import html_table, span
 from meanfield.maps import Map
 from meanfield.maps.map import as_map
@@ -29,7 +29,7 @@ from meanfield.results.labels import copied
 
 
 @dataclass(frozen=True, eq=False, repr=False, init=False)
-class AttentionParameters:
+class AttentionParameters(NoNumber, Hinted):
     """Query, key, value and output matrices of H heads, with biases.
 
     Head h of dot-product attention sends a query point x and atoms yⱼ to
@@ -57,6 +57,7 @@ class AttentionParameters:
         TypeError: dtypes that differ or are not float32 or float64.
     """
 
+    _instead = "they are matrices, .A, .V, .query, .key, .value, .output"
     query: Tensor
     key: Tensor
     value: Tensor
@@ -325,14 +326,15 @@ class AttentionParameters:
         value = self.per_head(self.value)
         return value if self.output is None else self.output @ value
 
+    @with_hints
     def head(self, index: int) -> AttentionParameters:
         """Head `index` alone, without the output bias."""
-        if not -self.n_heads <= index < self.n_heads:
-            raise IndexError(f"expected a head in 0..{self.n_heads - 1}, got {index}")
+        index = count(index, "index", least=-self.n_heads, most=self.n_heads - 1)
         parts = {name: part for name, part in self._given().items() if name != "output_bias"}
         picked = {name: self.per_head(part)[index][None] for name, part in parts.items()}
         return AttentionParameters(**picked)
 
+    @with_hints
     def after(self, norm: Map) -> AttentionParameters:
         """The parameters at γ ∘ z + β, as a function of z: the gain of a normalisation absorbed.
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from meanfield.checks import as_float_tensor
+from meanfield.habits import NoFunction, with_hints
 from meanfield.linalg import LinearMap
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from meanfield.attention.weights import Weights
 
 
-class Normalization:
+class Normalization(NoFunction):
     """What turns the scores of a layer into its attention weights P, a row at a time.
 
     A `RowWise`, or Sinkhorn's: it first finds potentials of the columns (`plan`) and then
@@ -35,6 +36,7 @@ class Normalization:
         takes_masks: whether P is defined for a masked layer.
     """
 
+    _instead = "give it to a layer: SelfAttention(parameters, normalization=...)"
     rows: RowWise
     is_softmax: bool = False
     takes_masks: bool = True
@@ -52,6 +54,7 @@ class Normalization:
         return tangent.as_linear_map()
 
 
+@with_hints
 @final
 @dataclass(frozen=True, eq=False)
 class RowWise(Normalization):
@@ -167,6 +170,9 @@ class RowWise(Normalization):
 
     def _sink_column(self, logits: Tensor) -> Tensor:
         assert self.sink is not None
+        heads = logits.shape[-3]
+        if self.sink.ndim and len(self.sink) != heads:
+            raise ValueError(f"sink: expected one or one per head ({heads}), got {len(self.sink)}")
         return self.sink.to(logits)[..., None, None].expand(*logits.shape[:-1], 1)
 
 
@@ -175,6 +181,7 @@ sigmoid = RowWise(torch.nn.functional.logsigmoid, divides=False, name="sigmoid")
 exponential = RowWise(divides=False, name="exponential")
 
 
+@with_hints
 def sink(logits: Any) -> RowWise:
     """Softmax with an attention sink: Pᵢⱼ = aⱼ e^{sᵢⱼ} / (e^{logit} + Σ_l a_l e^{s_il}).
 

@@ -35,7 +35,7 @@ from meanfield.checks import (
     without_autocast,
 )
 from meanfield.errors import NoDerivativeError
-from meanfield.habits import Hinted, with_hints
+from meanfield.habits import with_hints
 from meanfield.html import html_table, span
 from meanfield.linalg import LinearMap
 from meanfield.maps import BallBounds, Linearisation, Map, expanded_radii, linearize
@@ -46,7 +46,7 @@ from meanfield.measures import ParticleMeasure, check_measure
 @final
 @with_hints
 @dataclass(frozen=True)
-class SelfAttention(Map, Hinted):
+class SelfAttention(Map):
     """F(μ) = (Γ_μ)♯μ, Γ_μ(x) = Σ_h W^h (∫ e^{⟨A^h x, y⟩} V^h y dμ(y) / ∫ e^{⟨A^h x, y⟩} dμ(y)).
 
     [CAP24] Definitions 2.4 (plain) and 2.5, 2.6 (causal: the integrals run over the atoms whose

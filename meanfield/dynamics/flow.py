@@ -111,7 +111,12 @@ def _labelled(observe: Mapping[str | Variable, Callable[..., Any]]) -> Observabl
         for key, function in observe.items()
     }
     taken = {"time", "points", "log_weights", "positions", "evaluations"}
-    for variable in labelled:
+    for variable, function in labelled.items():
+        if not callable(function):
+            raise TypeError(
+                f"observe {variable.name!r}: expected a function of a measure, "
+                f"got {describe(function)}"
+            )
         if variable.name in taken:
             raise ValueError(f"observe: the name {variable.name!r} is taken; use another")
         taken.add(variable.name)
@@ -167,6 +172,7 @@ def _assembled(
     return dataset(variables, values, coords=coords, attrs={"provenance": record})
 
 
+@with_hints
 def measure_at(ds: xr.Dataset, index: int) -> ParticleMeasure:
     """The measure of a flow at the index-th of its times.
 

@@ -16,6 +16,7 @@ from meanfield.dynamics.constraints import Constraint, Velocity, constraint_at
 from meanfield.dynamics.integrators import Adaptive, Integrator, integrator_of
 from meanfield.dynamics.schemes import Tableau, stepped, tableau
 from meanfield.dynamics.trajectories import FlowProblem
+from meanfield.habits import with_hints
 from meanfield.layers.composition import Composite, identity_at
 from meanfield.linalg import LinearMap
 from meanfield.maps import Linearisation
@@ -23,6 +24,7 @@ from meanfield.maps.map import as_map
 from meanfield.measures import MeasureMap, ParticleMeasure
 
 
+@with_hints
 @final
 @dataclass(frozen=True, eq=False, init=False)
 class FlowMap(Composite):

@@ -14,6 +14,7 @@ from meanfield.checks import choice, count, describe, number
 from meanfield.dynamics.constraints import Velocity
 from meanfield.dynamics.schemes import ADAPTIVE, FIXED, Tableau, stages, stepped, tableau
 from meanfield.errors import ConvergenceError
+from meanfield.habits import with_hints
 from meanfield.linalg.vectors import lengths
 from meanfield.measures import ParticleMeasure
 
@@ -83,6 +84,7 @@ class FixedStep:
             yield Step(h, reached, moved, time, mu, len(method.rows), None)
 
 
+@with_hints
 @final
 @dataclass(frozen=True)
 class Adaptive:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from meanfield.checks import choice
-from meanfield.habits import hint_names
+from meanfield.habits import hint_names, with_hints
 
 if TYPE_CHECKING:
     from meanfield.experiments.experiment import Experiment
@@ -53,6 +53,7 @@ def question_of(name: str) -> str:
     return file.read_text(encoding="utf-8").removeprefix('"""').partition("\n")[0]
 
 
+@with_hints
 def get(name: str) -> Experiment:
     """The experiment of this name, see `experiment.Experiment`.
 

@@ -13,6 +13,7 @@ import numpy as np
 from meanfield.checks import choice, describe, suggestion
 from meanfield.errors import NoCases
 from meanfield.figures.legends import place_legend, with_room
+from meanfield.habits import with_hints
 from meanfield.results.cases import answered
 from meanfield.results.shapes import as_dataset
 
@@ -61,6 +62,7 @@ _PAPER: Any = _STYLE | {
 }
 
 
+@with_hints
 def style(name: str = "house") -> AbstractContextManager[None]:
     """A style, for as long as the context lasts.
 

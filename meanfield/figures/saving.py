@@ -14,6 +14,7 @@ from meanfield.checks import choice
 from meanfield.errors import NoCases
 from meanfield.figures.canvas import style
 from meanfield.figures.legends import with_room
+from meanfield.habits import with_hints
 from meanfield.results.atomic import check_replaceable, write_whole
 
 # What each kind of file says of who made it; an SVG without its date is the same each time.
@@ -25,6 +26,7 @@ _SIGNED: dict[str, dict[str, Any]] = {
 _MARGIN = 0.1  # inches around a figure
 
 
+@with_hints
 def save_all(
     ds: xr.Dataset,
     figures: Mapping[str, Callable[..., Any]],
@@ -45,6 +47,7 @@ def save_all(
     Yields:
         The paths, and a sentence in place of a figure for which the Dataset has no cases.
     """
+    formats = [choice(one, "formats", _SIGNED) for one in dict.fromkeys(formats)]
     for name, draw in figures.items():
         try:
             drawn = render(ds, draw, formats)

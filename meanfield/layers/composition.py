@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from meanfield.checks import describe, name_of, number
+from meanfield.habits import with_hints
 from meanfield.images import image_of
 from meanfield.linalg import LinearMap
 from meanfield.maps import BallBounds, Linearisation, Map, expanded_radii, linearize
@@ -95,6 +96,7 @@ def identity_at(mu: ParticleMeasure) -> Linearisation:
     return Linearisation(LinearMap.diagonal(present), LinearMap.diagonal(present.unsqueeze(-2)))
 
 
+@with_hints
 @final
 @dataclass(frozen=True, eq=False, init=False)
 class Residual(Composite):

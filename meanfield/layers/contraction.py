@@ -19,6 +19,7 @@ from meanfield.measures import MeasureMap, ParticleMeasure
 _NORMS = ("l2", "max")
 
 
+@with_hints
 @final
 @dataclass(frozen=True, eq=False, init=False)
 class Bounded(Composite):

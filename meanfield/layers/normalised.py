@@ -215,6 +215,7 @@ def _bias(value: Any, weight: Tensor) -> Tensor:
     return bias
 
 
+@with_hints
 @final
 @dataclass(frozen=True, eq=False)
 class Clip(Particlewise):

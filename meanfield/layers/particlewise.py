@@ -14,6 +14,7 @@ from torch import Tensor
 
 from meanfield.checks import at_once, describe, is_traced, number
 from meanfield.errors import NoDerivativeError
+from meanfield.habits import with_hints
 from meanfield.linalg import LinearMap
 from meanfield.linalg.blocks import Metric, TokenBlocks
 from meanfield.maps import BallBounds, Linearisation, Map, expanded_radii
@@ -124,6 +125,7 @@ class Particlewise(Map):
         return (1 + _ROUNDING) * torch.linalg.matrix_norm(blocks, 2).amax(-1)
 
 
+@with_hints
 @final
 @dataclass(frozen=True, eq=False)
 class Pointwise(Particlewise):

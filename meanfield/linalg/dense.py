@@ -15,6 +15,7 @@ from scipy.linalg import eigh
 from torch import Tensor
 
 from meanfield.checks import at_once, is_host, to_host
+from meanfield.habits import with_hints
 from meanfield.linalg.evidence import Candidate
 from meanfield.linalg.linear_map import LinearMap
 from meanfield.linalg.solvers import NormSolver
@@ -30,6 +31,7 @@ _FEW_ENTRIES = 2**8
 _LAST_PAIR = 64
 
 
+@with_hints
 @dataclass(frozen=True)
 class Dense(NormSolver):
     """The matrices, and the top eigenpairs of their Gram matrices; certain up to rounding.

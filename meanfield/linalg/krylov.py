@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from meanfield.checks import as_generator, count, number
+from meanfield.habits import with_hints
 from meanfield.linalg.bidiagonalisation import Bidiagonalisation
 from meanfield.linalg.evidence import (
     ROUNDINGS,
@@ -36,6 +37,7 @@ _MISS = {torch.float64: 1e-9, torch.float32: 1e-3}
 _SMALL_ENTRIES = 2**20
 
 
+@with_hints
 @dataclass(frozen=True)
 class Lanczos(NormSolver):
     """Golub–Kahan–Lanczos bidiagonalisation with full re-orthogonalisation from a random start.

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from meanfield.checks import count, is_host
+from meanfield.habits import with_hints
 from meanfield.linalg.blocks import TokenBlocks
 from meanfield.linalg.certain import top_eigenvalues
 from meanfield.linalg.evidence import Candidate
@@ -31,6 +32,7 @@ _UNSEEN = 4
 _LEAST = 1e-6
 
 
+@with_hints
 @dataclass(frozen=True)
 class Certified(NormSolver):
     """An upper end that is certain, from the blocks of J's rows; the value is that of `Lanczos`.

@@ -33,6 +33,7 @@ _ROUNDING = 1e-9
 _RADII, _SPAN = 200, 1e-8
 
 
+@with_hints
 @final
 @dataclass(frozen=True, eq=False)
 class Readout:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from meanfield.attention import AttentionParameters, SelfAttention
 from meanfield.checks import as_bool, count, to_host
-from meanfield.habits import Hinted
+from meanfield.habits import Hinted, with_hints
 from meanfield.layers import Chain
 from meanfield.maps import Map
 from meanfield.measures import ParticleMeasure, stack
@@ -136,6 +136,7 @@ class Transformer(Hinted):
         # They do not depend on the length.
         return self.attention(layer, length=1).parameters
 
+    @with_hints
     def attention(self, layer: int, *, length: int | None = None) -> SelfAttention:
         """The layer as a map of measures: Σ_h W^h f^h + b_O, without residual and norm.
 
@@ -150,6 +151,7 @@ class Transformer(Hinted):
         with torch.no_grad():
             return self.family.attention(self._site(layer, length))
 
+    @with_hints
     def block(self, layer: int, *, length: int | None = None) -> Map:
         """Attention and feed-forward layer with their residuals and norms.
 
@@ -171,6 +173,7 @@ class Transformer(Hinted):
         with torch.no_grad():
             return make(self._site(layer, length))
 
+    @with_hints
     def network(self, *, length: int | None = None) -> Chain:
         """All blocks one after another, and what follows the last one, such as a norm.
 
@@ -184,7 +187,7 @@ class Transformer(Hinted):
             return Chain([*blocks, *self.family.last(self.model)])
 
     # --- its inputs ---
-
+    @with_hints
     def embeddings(self, tokens: Any, *, length: int | None = None) -> ParticleMeasure:
         """The tokens as they enter the first block: a uniform measure, token i at i/length.
 
@@ -204,6 +207,7 @@ class Transformer(Hinted):
         mu, *_ = self._measures(list(self.family.blocks(self.model)), tokens, length)
         return mu
 
+    @with_hints
     def attention_inputs(self, tokens: Any, *, layers: Sequence[int] | None = None) -> Tensor:
         """The token clouds X that enter the attention layers, by the model itself.
 
@@ -239,6 +243,7 @@ class Transformer(Hinted):
             )
         return found[0][:, 0] if runs.single else torch.cat(found, 1)
 
+    @with_hints
     def constants(
         self,
         tokens: Any,
@@ -305,6 +310,7 @@ class Transformer(Hinted):
             },
         )
 
+    @with_hints
     def encode(self, text: str) -> Tensor:
         """Token ids of a text, without special tokens, int64.
 

@@ -68,6 +68,8 @@ def _calculated(op: Callable[[Any, Any], Any], *, reflected: bool = False) -> An
     """An operator on answers, which is that on their values."""
 
     def method(self: Answer, other: Any) -> Any:
+        if isinstance(other, str):
+            return NotImplemented
         pair = self._number(), other._number() if isinstance(other, Answer) else other
         return op(*pair[::-1]) if reflected else op(*pair)
 
@@ -199,6 +201,13 @@ class Answer(Hinted):
     __radd__, __rsub__, __rmul__, __rtruediv__ = (
         _calculated(one, reflected=True) for one in (op.add, op.sub, op.mul, op.truediv)
     )
+
+    def __getitem__(self, key: Any) -> Any:
+        names = ", ".join(f".{name}" for name, *_ in self._given())
+        raise TypeError(
+            f"expected a member of {type(self).__name__} ({names}), got [{key!r}]; several values "
+            "are .value[i]"
+        )
 
     def __neg__(self) -> Any:
         return -self._number()

@@ -13,6 +13,7 @@ import numpy as np
 import xarray as xr
 
 from meanfield.checks import as_path
+from meanfield.habits import with_hints
 from meanfield.results.atomic import (
     DIGEST,
     check_replaceable,
@@ -29,6 +30,7 @@ _CHUNK = 2**30  # bytes; Zstandard takes at most twice as many
 _BEGIN = '{"": "'  # of the attribute with the digests
 
 
+@with_hints
 def write_dataset(ds: xr.Dataset, path: str | os.PathLike[str]) -> Path:
     """Write a Dataset to a Zarr v3 folder (``.zarr``) or a netCDF file (``.nc``).
 
@@ -72,6 +74,7 @@ def write_dataset(ds: xr.Dataset, path: str | os.PathLike[str]) -> Path:
     return path
 
 
+@with_hints
 def read_dataset(path: str | os.PathLike[str]) -> xr.Dataset:
     """Read a Dataset that `write_dataset` or `sweep` has written, into memory.
 

@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from meanfield.checks import name_of
+from meanfield.checks import describe, name_of
 from meanfield.results import Variable
 from meanfield.results.cases import RESERVED, Labels
 from meanfield.results.encoding import check_attrs
@@ -223,6 +223,8 @@ def make_plan(
     attrs: Mapping[str, Any] | None = None,
 ) -> SweepPlan:
     """Check the arguments of a sweep and put them together."""
+    if not isinstance(fixed, Mapping | None):
+        raise TypeError(f"fixed: expected settings by name, a dict, got {describe(fixed)}")
     cases, fixed = cases_of(grid), dict(fixed or {})
     kinds = {tuple(case): case for case in cases}  # of a ragged grid several
     parameters = {name for kind in kinds for name in kind}

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from meanfield.checks import as_generator, to_host
-from meanfield.habits import Hinted, NoNumber
+from meanfield.habits import Hinted, NoNumber, with_hints
 from meanfield.html import html_table, span
 from meanfield.measures import ParticleMeasure, log_sums
 
@@ -93,6 +93,7 @@ class Coupling(NoNumber, Hinted):
         kept = mass > 0
         return coo_array((mass[kept], (rows[kept], cols[kept])), shape=self.shape)
 
+    @with_hints
     def sample(self, size: int, *, generator: torch.Generator | int | None = None) -> Draws:
         """Independent draws (x, y) ~ π, for example to train flows on.
 
@@ -128,6 +129,7 @@ class Coupling(NoNumber, Hinted):
         index = held.rows[..., None].expand(moves.shape)
         return alike(self.log_mass, held.source.scatter_add(-2, index, moves))
 
+    @with_hints
     def interpolate(self, t: float) -> ParticleMeasure:
         """Displacement interpolation μ_t = Σ_k π_k δ_{(1−t) x_{i_k} + t y_{j_k}}.
 

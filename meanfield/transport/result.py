@@ -15,6 +15,7 @@ import torch
 
 from meanfield.checks import as_bool, as_path
 from meanfield.errors import ConvergenceError
+from meanfield.habits import with_hints
 from meanfield.results import Variable
 from meanfield.results.answers import Answer, labelled
 from meanfield.results.labels import dataset
@@ -114,6 +115,7 @@ class TransportResult(Answer, noun="distance", title="Wasserstein distance"):
         """The coupling as a matrix (..., n, m), as ``ot.solve(...).plan``; None where none is."""
         return None if self.coupling is None else self.coupling.dense()
 
+    @with_hints
     def save(self, path: str | os.PathLike[str], *, check: bool = True) -> Path:
         """Write points, weights, plan and potentials as exact numbers, and prove the interval.
 

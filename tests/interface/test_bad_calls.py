@@ -80,9 +80,9 @@ def test_odd_calls_mean_what_they_say(pair, tmp_path):
 
 # Public, but not called by users with values of their own.
 UNTRIED = {
-    **dict.fromkeys(("figure", "save_all"), "for figures of one's own"),
+    **dict.fromkeys(("figure",), "for figures of one's own"),
     **dict.fromkeys(("expanded_radii",), "for authors of maps"),
-    **dict.fromkeys(("corpus", "windows", "grade"), "take files; their own tests have the errors"),
+    **dict.fromkeys(("corpus", "grade"), "take files; their own tests have the errors"),
 }
 
 
@@ -174,6 +174,10 @@ def test_a_misspelt_name_is_answered_with_the_nearest():
         ("AttentionParameters(Q=A, K=A, V=V)", "; query=, key=, value="),
         ("ParticleMeasure(x, a, normalize=True)", r"weights / weights.sum\(\)"),
         ("lipschitz.worst_case(F, 1.0, n=3)", "; n_atoms="),
+        ("layers.Residual(F, dropout=0.1)", "Residual: expected some of map, scale, got dropout="),
+        ("linalg.Lanczos(tol=1e-3)", "Lanczos: expected some of max_steps, miss, generator"),
+        ("stack([mu, mu], axis=0)", "stack: expected some of measures, got axis="),
+        ("ParticleMeasure.from_sequence(x, weights=a)", "from_sequence: expected some of points"),
         ("kernels.rotery(dim=2)", "did you mean 'rotary'"),
         ("normalizations.softmaxx", "did you mean 'softmax'"),
         ("results.to_cub(ds)", "did you mean 'to_cube'"),
@@ -222,6 +226,9 @@ def test_words_of_neighbours_are_answered_with_ours(call, said):
         ("local_lipschitz(F, mu).convergd", "did you mean 'converged'"),
         ("local_lipschitz(F, mu).certified", r"\.upper"),
         ("mu.shape", "n_particles, .dim"),
+        ("params.state_dict()", "they are .query, .key"),
+        ("params.W_q", r"\.query, of all heads"),
+        ("params.num_heads", r"\.n_heads"),
         ("mu.copy()", "; a measure never changes"),
         ("linearize(F, mu).to_dense()", r"; .atoms is the map"),
         ("mu.cuda()", r"\.to\(device, dtype\)"),
@@ -242,7 +249,7 @@ def test_members_of_neighbours_are_answered_with_ours(call, said):
 
 def test_every_sentence_for_members_speaks_of_members_that_exist():
     kinds = (ParticleMeasure, TransportResult, NormEstimate, Coupling, SelfAttention)
-    kinds += (Transformer, LinearMap, Linearisation)
+    kinds += (Transformer, LinearMap, Linearisation, AttentionParameters)
     known = {name for kind in kinds for name in (*dir(kind), *kind.__annotations__)}
     for words, needed, sentence in habits._MEMBERS:
         named = re.findall(r"(?<=[ (])\.([a-z_]+)", f" {sentence}")

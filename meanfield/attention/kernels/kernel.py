@@ -13,6 +13,7 @@ from torch import Tensor
 
 from meanfield.attention.parameters import AttentionParameters
 from meanfield.checks import describe
+from meanfield.habits import NoFunction
 from meanfield.measures import ParticleMeasure
 
 
@@ -119,7 +120,7 @@ class FeatureSizes(NamedTuple):
     bias: Tensor
 
 
-class Kernel:
+class Kernel(NoFunction):
     """How points become queries, keys and values. Subclass it and give `features`.
 
     `push` and `pull` are the derivative of `features` at some points (`At`) and its transpose, at
@@ -145,6 +146,7 @@ class Kernel:
             may rotate or normalise queries and keys.
     """
 
+    _instead = "give it to a layer: SelfAttention(parameters, kernel=...)"
     needs_positions: bool = False
     reach: float = math.inf
     is_linear: bool = False
