@@ -17,6 +17,7 @@ from meanfield.attention.parameters import AttentionParameters
 from meanfield.attention.rows import RowWise, softmax
 from meanfield.checks import at_once, describe, is_host, is_recorded
 from meanfield.errors import NoDerivativeError
+from meanfield.habits import NoNumber
 from meanfield.measures import ParticleMeasure
 
 # Entries of one block of P, so that it and what is computed from it stay in the cache.
@@ -269,7 +270,7 @@ def _masked(logits: Tensor, hidden: Tensor | None) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class Weights:
+class Weights(NoNumber):
     """The attention weights of a layer between the atoms of a measure.
 
     Atoms are sorted by position when rows do not see all columns.
@@ -288,6 +289,7 @@ class Weights:
         potentials: added to the log-weights of the columns, per head ``(*batch, H, n)``, or None.
     """
 
+    _instead = "the matrix is F.plan(mu).weights"
     parameters: AttentionParameters
     kernel: Kernel
     normalization: RowWise

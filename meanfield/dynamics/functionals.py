@@ -7,7 +7,14 @@ import math
 import torch
 from torch import Tensor
 
-from meanfield.checks import as_float_tensor, at_once, check_finite, number, without_autocast
+from meanfield.checks import (
+    as_float_tensor,
+    at_once,
+    check_finite,
+    check_same_kind,
+    number,
+    without_autocast,
+)
 from meanfield.habits import with_hints
 from meanfield.measures import (
     ParticleMeasure,
@@ -35,6 +42,7 @@ def log_energy(mu: ParticleMeasure, A: Tensor) -> Tensor:
     if A.shape != (mu.dim, mu.dim):
         raise ValueError(f"A: expected shape {(mu.dim, mu.dim)}, got {tuple(A.shape)}")
     check_finite(A, "A")
+    check_same_kind(mu.points, "mu", A, "A")
     queries, logs = mu.points @ A.mT, mu.log_weights
     size = max(1, at_once(_BLOCK, logs.device) // max(logs.numel(), 1))
     parts = []

@@ -76,6 +76,8 @@ F.parameters.head(3)
 F.parameters.head(0.5)
 F.parameters.head("0")
 F.parameters * 2
+np.asarray(F.weights(mu))
+linalg.LinearMap.diagonal(torch.ones(2))
 F + F
 2 * F
 F @ F
@@ -151,6 +153,7 @@ dynamics.flow(SelfAttention(F.parameters, causal=True), mu, [0.0, 1.0])
 dynamics.stability(F, mu, [0.0, 1.0], method="euler")
 dynamics.measure_at(flown, 5)
 dynamics.log_energy(mu, np.ones((3, 3)))
+dynamics.log_energy(mu, torch.eye(2))
 dynamics.log_energy(mu, np.full((2, 2), np.nan))
 sampling.ball(3, 2, dtype="float32")
 """
