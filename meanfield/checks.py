@@ -453,7 +453,8 @@ def check_same_labels(reference: Any, reference_name: str, value: Any, name: str
 def check_same_columns(reference: Any, reference_name: str, value: Any, name: str) -> None:
     """Refuse two tables that share columns, but not all in the same places: they go by place."""
     ours, theirs = (list(getattr(table, "columns", ())) for table in (reference, value))
-    if ours != theirs and set(ours) & set(theirs):
+    shared = set(map(str, ours)) & set(map(str, theirs))
+    if len(ours) == len(theirs) and ours != theirs and shared:
         raise ValueError(
             f"{name}: expected the columns of {reference_name} in the same order, {ours}, got "
             f"{theirs}; columns go by place: take the same of both, as {name}[{ours}]"

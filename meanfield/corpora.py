@@ -22,8 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from meanfield.checks import count as whole
-from meanfield.checks import describe
+from meanfield import checks
 from meanfield.errors import MissingExtraError
 from meanfield.habits import with_hints
 
@@ -108,13 +107,14 @@ def windows(tokens: Any, n: int, count: int) -> Tensor:
                 [6, 7]])
     """
     if isinstance(tokens, str):
-        raise TypeError(f"tokens: expected ids, as of source.encode(text), got {describe(tokens)}")
+        got = checks.describe(tokens)
+        raise TypeError(f"tokens: expected ids, as of source.encode(text), got {got}")
     ids = torch.as_tensor(tokens)
     if ids.ndim != 1 or ids.dtype.is_floating_point:
         raise ValueError(
             f"tokens: expected integers of shape (L,), got {ids.dtype}, shape {tuple(ids.shape)}"
         )
-    n, count = whole(n, "n"), whole(count, "count")
+    n, count = checks.count(n, "n"), checks.count(count, "count")
     starts = torch.arange(count) * len(ids) // count
     if n > len(ids) // count:
         raise ValueError(

@@ -146,6 +146,8 @@ class Hinted:
         def __getattr__(self, name: str) -> Any:
             with suppress(AttributeError):  # a torch module that is a map as well has its own
                 return super().__getattr__(name)
+            if name in dir(type(self)):  # a property, whose own error is told
+                return super().__getattribute__(name)
             hint = ""
             if not name.startswith("_"):  # those are asked for by Python and by tools
                 members = {one for one in dir(self) if not one.startswith("_")}
@@ -153,8 +155,8 @@ class Hinted:
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}{hint}")
 
 
-class NoNumber:
-    """Base of values that refuse to be calculated with, and to be made an object of NumPy's."""
+class NoArithmetic:
+    """Base of values that refuse to be calculated with."""
 
     _instead: str
 
@@ -164,7 +166,12 @@ class NoNumber:
 
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __matmul__ = _refused
     __truediv__ = __neg__ = __pow__ = __lt__ = __gt__ = __abs__ = __round__ = _refused
-    __int__ = __float__ = __array__ = __array_function__ = _refused
+
+
+class NoNumber(NoArithmetic):
+    """Base of values that refuse as well to be a number, or an object in an array of NumPy's."""
+
+    __int__ = __float__ = __array__ = __array_function__ = NoArithmetic._refused
 
 
 class NoFunction:
@@ -175,6 +182,11 @@ class NoFunction:
     def __call__(self, *_: object, **__: object) -> NoReturn:
         """Refuse."""
         raise TypeError(f"{type(self).__name__}: expected no call; {self._instead}")
+
+
+def is_function(value: object) -> bool:
+    """Whether it can be called for a result: no class, and nothing that refuses the call."""
+    return callable(value) and not isinstance(value, type | NoFunction)
 
 
 def with_hints(function: _Called) -> _Called:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from meanfield.checks import called, describe, name_of
+from meanfield.habits import is_function
 from meanfield.measures import MeasureMap, ParticleMeasure
 
 _HINT = (
@@ -19,7 +20,7 @@ def check_map(F: object, name: str = "F") -> None:
         raise TypeError(
             f"{name}: expected a map of measures, got torch's {type(F).__name__}; {_HINT}"
         )
-    if callable(F) and not isinstance(F, type):
+    if is_function(F):
         return
     made = "; SelfAttention(parameters) makes one" if hasattr(F, "query") else ""
     made = "; source.attention(layer) makes one" if hasattr(F, "attention") else made

@@ -27,7 +27,7 @@ from meanfield.checks import (
     to_host,
     without_autocast,
 )
-from meanfield.habits import Hinted, NoNumber, with_hints
+from meanfield.habits import Hinted, NoNumber, is_function, with_hints
 from meanfield.html import html_table, span
 from meanfield.measure_arguments import as_points, check_positions, logs_of, per_particle
 from meanfield.results.labels import copied
@@ -381,7 +381,7 @@ def pushforward(
         ValueError: if T does not return one point per particle, or positions are asked of a
             measure that has none.
     """
-    if not callable(transport) or isinstance(transport, type):
+    if not is_function(transport):
         raise TypeError(
             f"transport: expected a function of points, got {describe(transport)}; the order is "
             "pushforward(T, mu)"

@@ -21,7 +21,7 @@ from meanfield.checks import (
     describe,
     number,
 )
-from meanfield.habits import Hinted, NoNumber, with_hints
+from meanfield.habits import Hinted, NoArithmetic, with_hints
 from meanfield.html import html_table, span
 from meanfield.maps import Map
 from meanfield.maps.map import as_map
@@ -29,7 +29,7 @@ from meanfield.results.labels import copied
 
 
 @dataclass(frozen=True, eq=False, repr=False, init=False)
-class AttentionParameters(NoNumber, Hinted):
+class AttentionParameters(NoArithmetic, Hinted):
     """Query, key, value and output matrices of H heads, with biases.
 
     Head h of dot-product attention sends a query point x and atoms yⱼ to
@@ -329,7 +329,9 @@ class AttentionParameters(NoNumber, Hinted):
     @with_hints
     def head(self, index: int) -> AttentionParameters:
         """Head `index` alone, without the output bias."""
-        index = count(index, "index", least=-self.n_heads, most=self.n_heads - 1)
+        index = count(index, "index", least=-(10**12))
+        if not -self.n_heads <= index < self.n_heads:
+            raise IndexError(f"expected a head in 0..{self.n_heads - 1}, got {index}")
         parts = {name: part for name, part in self._given().items() if name != "output_bias"}
         picked = {name: self.per_head(part)[index][None] for name, part in parts.items()}
         return AttentionParameters(**picked)

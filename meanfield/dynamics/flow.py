@@ -14,7 +14,7 @@ from torch import Tensor
 from meanfield.checks import count, describe, name_of, number, to_host, without_autocast
 from meanfield.dynamics.integrators import Adaptive, integrator_of
 from meanfield.dynamics.trajectories import TIME, FlowProblem, checked_times
-from meanfield.habits import with_hints
+from meanfield.habits import is_function, with_hints
 from meanfield.maps.map import as_map
 from meanfield.measures import MeasureMap, ParticleMeasure
 from meanfield.results import Variable
@@ -112,7 +112,7 @@ def _labelled(observe: Mapping[str | Variable, Callable[..., Any]]) -> Observabl
     }
     taken = {"time", "points", "log_weights", "positions", "evaluations"}
     for variable, function in labelled.items():
-        if not callable(function):
+        if not is_function(function):
             raise TypeError(
                 f"observe {variable.name!r}: expected a function of a measure, "
                 f"got {describe(function)}"

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from meanfield.checks import at_once, describe, is_traced, number
 from meanfield.errors import NoDerivativeError
-from meanfield.habits import with_hints
+from meanfield.habits import is_function, with_hints
 from meanfield.linalg import LinearMap
 from meanfield.linalg.blocks import Metric, TokenBlocks
 from meanfield.maps import BallBounds, Linearisation, Map, expanded_radii
@@ -151,7 +151,7 @@ class Pointwise(Particlewise):
     def __post_init__(self) -> None:
         for name in ("lipschitz", "curvature"):
             number(getattr(self, name), name, least=0, finite=False)
-        if not callable(self.transport) or isinstance(self.transport, type):
+        if not is_function(self.transport):
             raise TypeError(
                 f"transport: expected a function of points, got {describe(self.transport)}"
             )

@@ -118,8 +118,7 @@ class LinearMap:
     def diagonal(cls, factors: Tensor) -> LinearMap:
         """ε ↦ factors ∘ ε, factors ``(*batch, n, d)``."""
         if not isinstance(factors, Tensor) or factors.ndim < 2:
-            got = tuple(factors.shape) if isinstance(factors, Tensor) else describe(factors)
-            raise TypeError(f"factors: expected a tensor (..., n, d), got {got}")
+            raise TypeError(f"factors: expected a tensor (..., n, d), got {describe(factors)}")
         n, d = factors.shape[-2:]
 
         def product(vectors: Tensor) -> Tensor:

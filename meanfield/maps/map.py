@@ -19,7 +19,7 @@ from torch import Tensor
 
 from meanfield.checks import name_of, without_autocast
 from meanfield.errors import NoDerivativeError
-from meanfield.habits import Hinted, NoNumber, with_hints
+from meanfield.habits import Hinted, NoArithmetic, with_hints
 from meanfield.images import check_map
 from meanfield.linalg import Certified, Dense, NormSolver, operator_norm
 from meanfield.linalg.evidence import proved
@@ -123,7 +123,7 @@ class Gain(NamedTuple):
     unit: Map
 
 
-class Map(NoNumber, Hinted, ABC):
+class Map(NoArithmetic, Hinted, ABC):
     """A map of measures F that can declare its properties, its derivative and its bounds.
 
     A subclass gives `__call__`; everything else has a default. What a subclass declares is taken

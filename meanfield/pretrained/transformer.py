@@ -187,6 +187,7 @@ class Transformer(Hinted):
             return Chain([*blocks, *self.family.last(self.model)])
 
     # --- its inputs ---
+
     @with_hints
     def embeddings(self, tokens: Any, *, length: int | None = None) -> ParticleMeasure:
         """The tokens as they enter the first block: a uniform measure, token i at i/length.

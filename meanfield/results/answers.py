@@ -202,11 +202,18 @@ class Answer(Hinted):
         _calculated(one, reflected=True) for one in (op.add, op.sub, op.mul, op.truediv)
     )
 
-    def __getitem__(self, key: Any) -> Any:
+    # `torch.tensor` takes what has either of these for a sequence.
+    def __getitem__(self, index: Any) -> Any:
+        raise self._no_sequence()
+
+    def __len__(self) -> int:
+        raise self._no_sequence()
+
+    def _no_sequence(self) -> TypeError:
         names = ", ".join(f".{name}" for name, *_ in self._given())
-        raise TypeError(
-            f"expected a member of {type(self).__name__} ({names}), got [{key!r}]; several values "
-            "are .value[i]"
+        return TypeError(
+            f"expected one of the members of {type(self).__name__}, {names}; it is no sequence "
+            "and no table (several values are .value[i])"
         )
 
     def __neg__(self) -> Any:

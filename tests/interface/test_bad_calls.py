@@ -175,6 +175,9 @@ def test_a_misspelt_name_is_answered_with_the_nearest():
         ("ParticleMeasure(x, a, normalize=True)", r"weights / weights.sum\(\)"),
         ("lipschitz.worst_case(F, 1.0, n=3)", "; n_atoms="),
         ("layers.Residual(F, dropout=0.1)", "Residual: expected some of map, scale, got dropout="),
+        ("np.mean(mu)", "expected numbers, got a ParticleMeasure; take mu.points"),
+        ("linalg.LinearMap.diagonal(torch.ones(2))", r"tensor \(..., n, d\), got Tensor of shape"),
+        ("solve_w2(x, y) + 'a'", "unsupported operand type.*'TransportResult' and 'str'"),
         ("linalg.Lanczos(tol=1e-3)", "Lanczos: expected some of max_steps, miss, generator"),
         ("stack([mu, mu], axis=0)", "stack: expected some of measures, got axis="),
         ("ParticleMeasure.from_sequence(x, weights=a)", "from_sequence: expected some of points"),
@@ -245,6 +248,56 @@ def test_words_of_neighbours_are_answered_with_ours(call, said):
 def test_members_of_neighbours_are_answered_with_ours(call, said):
     with pytest.raises((TypeError, ValueError, AttributeError), match=said):
         calls.value_of(call)
+
+
+class Broken(meanfield.Map):
+    """A map with a fault of its own in a property."""
+
+    @property
+    def slope(self):
+        return self.slop
+
+    def __call__(self, mu, /):
+        return mu.replace(self.slope * mu.points)
+
+
+def test_the_error_inside_a_property_of_a_map_is_told():
+    with pytest.raises(AttributeError, match="Broken has no attribute 'slop'"):
+        _ = Broken().slope
+
+
+def test_a_head_that_is_not_there_is_an_index_error():
+    parameters = calls.value_of("params")
+    for index in (parameters.n_heads, -parameters.n_heads - 1):
+        with pytest.raises(IndexError, match="expected a head in 0"):
+            parameters.head(index)
+
+
+# These answer an unknown word in words of Python's or of their own: their arguments are few, go on
+# to another function, or are not written by users.
+PLAIN = {
+    *("disintegrate", "figure", "grade", "known_problem", "log_energy", "numbers", "status"),
+    *("l2_attention_2", "l2_attention_inf", "l2_attention_max", "l2_spread", "scaling_factor"),
+    *("plot_constants", "plot_growth", "plot_particle_paths", "read_provenance"),
+    *("released_quantity", "secant_ratio"),
+    *("BallBounds", "Candidate", "Coupling", "Experiment", "Features", "Kernel", "LinearMap"),
+    *("Linearisation", "LocalLipschitz", "Map", "NormEstimate", "NormSolver", "Particlewise"),
+    *("SecantRatio", "Settings", "Task", "Transformer", "TransportResult", "Variable"),
+    *("CertificateError", "ConvergenceError", "MissingExtraError", "NoDerivativeError"),
+}
+
+
+def test_every_public_call_answers_an_unknown_word():
+    tried = {n: one for n, one in public_names().items() if callable(one) and n not in PLAIN}
+    tried = {n: one for n, one in tried.items() if inspect.isroutine(one) or inspect.isclass(one)}
+    methods = [Transformer.constants, Transformer.attention, Transformer.block, Coupling.sample]
+    methods += [Transformer.embeddings, Transformer.attention_inputs, Transformer.network]
+    methods += [Transformer.encode, Coupling.interpolate, TransportResult.save]
+    methods += [AttentionParameters.head, AttentionParameters.after]
+    assert len(tried) > 80
+    for one in (*tried.values(), *methods):
+        with pytest.raises(TypeError, match="expected some of .*got no_such_word="):
+            one(no_such_word=0)
 
 
 def test_every_sentence_for_members_speaks_of_members_that_exist():

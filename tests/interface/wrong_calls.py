@@ -52,6 +52,9 @@ w2(frame_of_x, frame_of_x[frame_of_x.columns[::-1]])
 w2(frame_of_x, frame_of_x.rename(columns={1: 2}))
 solve_w2(x, y)["value"]
 list(solve_w2(x, y))
+len(solve_w2(x, y))
+torch.tensor(solve_w2(x, y))
+w2(frame_of_x, frame_of_x.set_axis(["1", "0"], axis=1))
 w2((frame_of_x, a), (frame_of_x[frame_of_x.columns[::-1]], a))
 transport.certify(x, y, plan=np.ones((2, 2)))
 transport.certify(x, y, plan=np.ones((3, 3)))
@@ -83,6 +86,9 @@ F + F
 F @ F
 F ** 2
 kernels.l2(1.0)
+local_lipschitz(kernels.l2, mu)
+layers.Pointwise(kernels.l2)
+pushforward(kernels.l2, mu)
 normalizations.softmax(x)
 SelfAttention(F.parameters, normalization=normalizations.sink([0.1, 0.2, 0.3]))(mu)
 F.parameters.after(F)
@@ -149,6 +155,7 @@ dynamics.flow(F, mu, [0.0, 1.0], constraint="ball")
 dynamics.flow(F, mu, [0.0, 1.0], constraint=True)
 dynamics.flow([F], mu, [0.0, 1.0])
 dynamics.flow(F, mu, [0.0, 1.0], observe={"a": 3})
+dynamics.flow(F, mu, [0.0, 1.0], observe={"a": kernels.l2})
 dynamics.flow(SelfAttention(F.parameters, causal=True), mu, [0.0, 1.0])
 dynamics.stability(F, mu, [0.0, 1.0], method="euler")
 dynamics.measure_at(flown, 5)
@@ -164,6 +171,7 @@ sweep(f, {"radius": 1.0})
 sweep(f, {"wrong": [1.0, 2.0]})
 sweep(f, {"radius": [1.0]}, fixed={"radius": 2.0})
 sweep(f, {"radius": [1.0]}, fixed=2)
+sweep(kernels.l2, {"radius": [1.0]})
 sweep(f, {"radius": [1.0]}, executor=0)
 sweep(f, {"radius": [1.0]}, executor="dask")
 sweep(lambda radius: {"y": radius}, {"radius": [1.0]}, executor=2)
@@ -283,6 +291,9 @@ J.shape | J.to_dense().shape
 w2(frame_of_x, frame_of_x.rename(columns={0: "u", 1: "v"})) | 0.0
 split(mu, np.int64(2)).points | np.repeat(x, 2, 0)
 dynamics.FlowMap(F, 0)(mu).points | x
+np.array([F, F.parameters], dtype=object).shape | [2]
+pd.DataFrame({"layer": [F.parameters]}).shape | [1, 1]
+layers.Chain([torch.nn.Identity(), torch.nn.Sequential(torch.nn.Identity())])(mu).points | x
 lipschitz.compare_lemma_3_2(F, x, steps=0.1).step | [0.1]
 sampling.sphere(2, 3, dtype=torch.float32).norm(dim=-1) | [1.0, 1.0]
 """
