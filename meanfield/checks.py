@@ -158,6 +158,11 @@ def called(function: Any, arguments: tuple[Any, ...], expected: str, hint: str =
             f"{text}{hint}"
         ) from error
     except RuntimeError as error:
+        if re.search(r"numpy\(\)|have storage", str(error)):
+            raise TypeError(
+                f"{expected}, got {name_of(function)}, which leaves torch, where derivatives do "
+                "not follow; write it with functions of torch, not of NumPy"
+            ) from error
         if not re.search("dtype|scalar type", str(error)):
             raise
         raise TypeError(

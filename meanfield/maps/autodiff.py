@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from meanfield.checks import choice, name_of
+from meanfield.checks import called, choice, name_of
 from meanfield.habits import Hinted
 from meanfield.linalg import LinearMap
 from meanfield.maps.derivative_checks import (
@@ -104,7 +104,8 @@ class _Products:
     def move(self, points: Tensor) -> Tensor:
         # Fused attention of torch has no second derivative on the CPU, and no forward one.
         with sdpa_kernel(SDPBackend.MATH):
-            return self.map(self.mu.replace(points)).points
+            at = self.mu.replace(points)
+            return called(self.map, (at,), "F: expected a map of measures").points
 
     def forward(self, displacement: Tensor) -> Tensor:
         return self.along(self.mu.points.detach(), displacement.detach())

@@ -88,6 +88,8 @@ F ** 2
 kernels.l2(1.0)
 local_lipschitz(kernels.l2, mu)
 layers.Pointwise(kernels.l2)
+local_lipschitz(layers.Pointwise(np.tanh), mu)
+local_lipschitz(lambda m: m.replace(torch.from_numpy(np.tanh(m.points.numpy()))), mu)
 pushforward(kernels.l2, mu)
 normalizations.softmax(x)
 SelfAttention(F.parameters, normalization=normalizations.sink([0.1, 0.2, 0.3]))(mu)
