@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 
 from meanfield.attention.kernels.kernel import At
+from meanfield.attention.small_products import ArrayProduct, SmallProducts
 from meanfield.attention.weights import Block, Weights, flat
 from meanfield.linalg import LinearMap
+from meanfield.linalg.linear_map import Product
 
 # Entries of differences vⱼ − rᵢ that are formed at once (float64: 8 MiB).
 _DIFFERENCES = 2**20
@@ -125,8 +127,8 @@ class AttentionTangent:
         """The tangent as a `LinearMap` on displacements."""
         return LinearMap.of(
             self.weights.points,
-            self.matvec,
-            self.rmatvec,
+            Product(self.matvec, self._small_matvec),
+            Product(self.rmatvec, self._small_rmatvec),
             out_dim=self.weights.parameters.out_dim,
             dense=self.dense,
         )
@@ -273,6 +275,16 @@ class AttentionTangent:
     # --- products ---
 
     @cached_property
+    def _small(self) -> SmallProducts | None:
+        return SmallProducts(self) if SmallProducts.fit(self) else None
+
+    def _small_matvec(self) -> ArrayProduct | None:
+        return None if self._small is None else self._small.matvec
+
+    def _small_rmatvec(self) -> ArrayProduct | None:
+        return None if self._small is None else self._small.rmatvec
+
+    @cached_property
     def _parts(self) -> list[_Part]:
         rows, tilted, parts = self.rows, self._half_logs is not None, []
         for block in self.blocks:
@@ -393,7 +405,7 @@ class AttentionTangent:
     @cached_property
     def _field(self) -> Tensor:
         """The same in the order of `weights`, (b, n, d_out, d) with b over the batch."""
-        q_dot, _, _ = self._unit_pushes
+        q_dot, _, _ = self.unit_pushes
         # What all atoms share has axes of length 1, of which einsum makes one large product.
         covariances = self._per_batch(self.covariances())
         return self._joined(torch.einsum("bhivk,bhidk->bhidv", covariances, q_dot)).mT
@@ -451,7 +463,7 @@ class AttentionTangent:
         return v - _row_by_row(g[:, :, None], v)
 
     @cached_property
-    def _unit_pushes(self) -> tuple[Tensor, Tensor, Tensor]:
+    def unit_pushes(self) -> tuple[Tensor, Tensor, Tensor]:
         """q̇, k̇ and v̇ along each unit vector, (b or 1, H, n or 1, d, ·)."""
         par, kernel = self.weights.parameters, self.weights.kernel
         points, positions = self.weights.points.detach(), self.weights.positions
@@ -501,7 +513,7 @@ class AttentionTangent:
         heads = slice(part.start * n_heads, part.stop * n_heads)
         g, n, m = (t[heads] for t in matrices)
         dv = self._away(g, block, heads) if self._all_away is None else self._all_away[heads]
-        _, k_dot, v_dot = (t if len(t) == 1 else t[part] for t in self._unit_pushes)
+        _, k_dot, v_dot = (t if len(t) == 1 else t[part] for t in self.unit_pushes)
         # ⟨qᵢ, k̇ⱼ⟩ for unit displacements of atom j: (b, H, j or 1, i, d).
         turned = self._per_batch(self.q[heads])[:, :, None] @ k_dot.mT
         # [b, h, i, j, β, ·]: the parts of keys and values, before the output matrices.

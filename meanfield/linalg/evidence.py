@@ -26,7 +26,7 @@ from meanfield.results.answers import Answer, labelled
 # The defaults of every call that asks for a norm: see `certify`.
 RTOL, UPPER_RTOL = 1e-4, 0.01
 # Times rtol that a residual may be where the gap says that the error is small enough.
-_TRUST = 4.0
+TRUST = 4.0
 # Rounding of a factorisation, of a map's products, and of an upper end that equals the value, in
 # units of eps: constants of attention in single precision were off by 180 at most (2e-5) with
 # scores up to some hundreds, and by 4,500 with scores of some 900.
@@ -278,7 +278,7 @@ def met(error: Tensor, residual: Tensor, rtol: float) -> Tensor:
     Two singular values that the iteration still sees as one are closer than r²/error.
     """
     near = error <= rtol
-    return near if error is residual else near & (residual <= _TRUST * rtol)
+    return near if error is residual else near & (residual <= TRUST * rtol)
 
 
 def may_be_largest(value: Tensor, residual: Tensor) -> Tensor:
@@ -371,7 +371,7 @@ def checked(estimate: NormEstimate, rtol: float, upper_rtol: float, strict: bool
     else:
         what = f"relative error {float(estimate.error.max()):.2e}"
         what += f" (residual {float(estimate.residual.max()):.2e})"
-        asked = f"rtol = {rtol:.2e} ({_TRUST:g} rtol)"
+        asked = f"rtol = {rtol:.2e} ({TRUST:g} rtol)"
     raise ConvergenceError(
         f"norm of a linear map: {what} is above {asked} after {estimate.n_matvecs} products; give "
         "solver=Lanczos(max_steps=…) more of them, raise the tolerance (upper_rtol=math.inf asks "

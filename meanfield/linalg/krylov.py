@@ -14,6 +14,7 @@ from meanfield.habits import with_hints
 from meanfield.linalg.bidiagonalisation import Bidiagonalisation
 from meanfield.linalg.evidence import (
     ROUNDINGS,
+    TRUST,
     Candidate,
     may_be_largest,
     met,
@@ -109,6 +110,8 @@ def _iterated(
         sigma, residual, gap, coefficients = _top_triples(process)
         if ended:
             break
+        if not bool((residual <= TRUST * rtol).any()):  # as `met` asks
+            continue
         counting = may_be_largest(sigma.reshape(-1, blocks), residual.reshape(-1, blocks))
         reached = met(relative_error(residual, gap), residual, rtol)
         if bool(reached[counting.flatten()].all()):

@@ -16,6 +16,23 @@ from meanfield.checks import describe, to_host, without_autocast
 from meanfield.linalg.blocks import TokenBlocks
 
 
+@dataclass(frozen=True)
+class Product:
+    """A product with a linear map, which may have a faster form for few entries on the host.
+
+    Attributes:
+        tensors: ε ``(*batch, n, d)`` ↦ Jε ``(*batch, m, e)``.
+        arrays: returns the same on arrays (1, n·d) ↦ (1, m·e), or None where it has no such form.
+    """
+
+    tensors: Callable[[Tensor], Tensor]
+    arrays: Callable[[], Callable[[Any], Any] | None]
+
+    def __call__(self, vectors: Tensor) -> Tensor:
+        """Jε."""
+        return self.tensors(vectors)
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class LinearMap:
     """A batch of linear maps J: (n, d) → (m, e), given by products with J and Jᵀ.

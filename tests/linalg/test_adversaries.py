@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import math
+import warnings
 
 import numpy as np
 import pytest
 import torch
 
 from meanfield.attention import AttentionParameters, SelfAttention
-from meanfield.linalg import Lanczos, LinearMap, certify, dense, krylov, operator_norm
+from meanfield.linalg import (
+    Lanczos,
+    LinearMap,
+    bidiagonalisation,
+    certify,
+    dense,
+    krylov,
+    operator_norm,
+)
 from meanfield.linalg.bidiagonalisation import Basis, Bidiagonalisation, lengths_of
 from meanfield.linalg.norms import largest_block_norm
 from meanfield.lipschitz import local_lipschitz
@@ -39,13 +48,21 @@ def seeded(seed: int) -> torch.Generator:
 # ------------------------------------------------------------------ wrong parts
 
 
+@pytest.fixture(params=["arrays", "tensors"])
+def kind(request, monkeypatch):
+    """Vectors of an iteration on the host: small ones are arrays, unless none counts as small."""
+    if request.param == "tensors":
+        monkeypatch.setattr(bidiagonalisation, "_FEW_ENTRIES", 0)
+    return np.asarray if request.param == "arrays" else torch.as_tensor
+
+
 def _no_orthogonalisation(self, vectors, **_):
     length = torch.linalg.vector_norm(vectors, dim=-1)
     return vectors, length, length
 
 
 def _against_the_newest_alone(self, vectors, **_):
-    newest = self.newest() if self.count else torch.zeros_like(vectors)
+    newest = torch.as_tensor(self.newest()) if self.count else torch.zeros_like(vectors)
     share = (newest * vectors).sum(-1, keepdim=True)
     rest = vectors - share * newest
     length = torch.linalg.vector_norm(rest, dim=-1)
@@ -61,9 +78,13 @@ def _noise_instead(self, vectors, **_):
 @pytest.mark.parametrize(
     "wrong", [_no_orthogonalisation, _against_the_newest_alone, _noise_instead]
 )
-def test_value_and_residual_do_not_believe_the_basis(monkeypatch, wrong):
+def test_value_and_residual_do_not_believe_the_basis(monkeypatch, wrong, kind):
     """They are measured by products made for it, whatever the iteration thinks it did."""
-    monkeypatch.setattr(Basis, "remainder", wrong)
+
+    def remainder(self, vectors, **how):
+        return tuple(kind(part) for part in wrong(self, torch.as_tensor(vectors), **how))
+
+    monkeypatch.setattr(Basis, "remainder", remainder)
     matrix = torch.randn(60, 50, generator=seeded(0), dtype=F64)
     J = LinearMap(
         lambda x: (matrix @ x[..., 0])[:, None],
@@ -85,17 +106,17 @@ def test_value_and_residual_do_not_believe_the_basis(monkeypatch, wrong):
         assert float(found.value) >= float(truth[0]) * (1 - 1e-3)
 
 
-def test_vectors_nearly_in_the_span_are_made_orthogonal_twice():
+def test_vectors_nearly_in_the_span_are_made_orthogonal_twice(kind):
     """What one pass leaves is eps over the remainder's share, here 1e-6."""
     generator = seeded(2)
-    grown = Basis(2, torch.empty(0, dtype=F64))
+    grown = Basis(2, kind(torch.empty(0, dtype=F64)))
     for _ in range(20):
-        grown.extend(torch.randn(2, 50, generator=generator, dtype=F64))
+        grown.extend(kind(torch.randn(2, 50, generator=generator, dtype=F64)))
     for _ in range(5):
         held = grown.combine(torch.eye(grown.count, dtype=F64).expand(2, -1, -1))
         shares = torch.randn(2, 1, grown.count, generator=generator, dtype=F64)
         noise = 1e-10 * torch.randn(2, 50, generator=generator, dtype=F64)
-        length, limit = lengths_of(*grown.extend((shares @ held)[:, 0] + noise))
+        length, limit = lengths_of(*grown.extend(kind((shares @ held)[:, 0] + noise)))
         assert ((length > 1e-11) & (length < 1e-8)).all()
         assert (limit >= length).all()
     held = grown.combine(torch.eye(grown.count, dtype=F64).expand(2, -1, -1))
@@ -103,13 +124,44 @@ def test_vectors_nearly_in_the_span_are_made_orthogonal_twice():
     torch.testing.assert_close(held @ held.mT, eye, rtol=0, atol=1e-13)
 
 
-def test_what_the_basis_spans_already_leaves_nothing_but_a_limit():
-    grown = Basis(1, torch.empty(0, dtype=F64))
-    grown.extend(torch.tensor([[3.0, 4.0, 0.0]], dtype=F64))
-    length, limit = lengths_of(*grown.extend(torch.tensor([[6.0, 8.0, 0.0]], dtype=F64)))
-    assert float(length) == 0.0
-    assert 0 < float(limit) < 1e-12
+def test_what_the_basis_spans_already_leaves_nothing_but_a_limit(kind):
+    grown = Basis(1, kind(torch.empty(0, dtype=F64)))
+    grown.extend(kind(torch.tensor([[3.0, 4.0, 0.0]], dtype=F64)))
+    length, limit = lengths_of(*grown.extend(kind(torch.tensor([[6.0, 8.0, 0.0]], dtype=F64))))
+    assert length.item() == 0.0
+    assert 0 < limit.item() < 1e-12
     assert not grown.newest().any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("batch", [(), (3,)])
+def test_arrays_and_tensors_find_the_same(monkeypatch, dtype, batch):
+    """The value and its evidence, of small maps on the host and as elsewhere."""
+    matrices = torch.randn(*batch, 40, 60, generator=seeded(3), dtype=dtype)
+    J = LinearMap(
+        lambda x: matrices @ x, lambda y: matrices.mT @ y, (60, 1), (40, 1), batch, dtype=dtype
+    )
+    solver, eps = Lanczos(generator=1), torch.finfo(dtype).eps
+    found = operator_norm(J, solver=solver)
+    monkeypatch.setattr(bidiagonalisation, "_FEW_ENTRIES", 0)
+    other = operator_norm(J, solver=solver)
+    assert found.n_matvecs == other.n_matvecs
+    for name in ("value", "upper", "direction"):
+        rtol = 1e-3 if name == "direction" else 100 * eps
+        torch.testing.assert_close(
+            getattr(found, name), getattr(other, name), rtol=rtol, atol=1e-3 * (rtol == 1e-3)
+        )
+    truth = torch.linalg.matrix_norm(matrices, 2)
+    torch.testing.assert_close(found.value, truth, rtol=1e-3, atol=0)
+
+
+@pytest.mark.parametrize("kept", [math.nan, math.inf])
+def test_products_that_are_not_finite_are_refused_of_either_kind(kind, kept):
+    J = LinearMap(lambda x: kept * x, lambda y: kept * y, (50, 2), (50, 2))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(OverflowError, match="leaves the range"):
+            operator_norm(J, solver=Lanczos())
 
 
 # ------------------------------------------------------------------ blocks
