@@ -80,8 +80,6 @@ class SmallProducts:
             if self.most is not None:
                 w -= self.g * (x.reshape(-1)[self.most] * self.tilts)
             w += x * self.n
-            if self.most is not None:
-                w.reshape(-1)[self.most] = 0.0
         heads = w @ self.v - w.sum(-1, keepdims=True) * self.means + self.m @ v_dot
         if self.join is not None:
             heads = heads @ self.join

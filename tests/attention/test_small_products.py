@@ -87,15 +87,26 @@ def test_arrays_and_tensors_are_products_with_the_matrix(
     assert torch.equal(y, held[1])
 
 
-def test_one_hot_rows_keep_the_digits_of_large_scores():
-    """As in tensors: the entry of the largest weight is taken off each row of scores."""
-    mu = cloud(6, 4, "uniform")
-    F = SelfAttention(AttentionParameters.random(4, generator=1))
-    J = tangent_of(F, mu.replace(mu.points * 30), "euclidean").as_linear_map()
-    x = torch.randn(6, 4, generator=torch.Generator().manual_seed(0), dtype=F64)
-    for product in (J.matvec, J.rmatvec):
-        found = torch.from_numpy(product.arrays()(x.numpy().reshape(1, -1)))
-        torch.testing.assert_close(found, product(x).reshape(1, -1), rtol=1e-13, atol=1e-13)
+@pytest.mark.parametrize(
+    ("weights", "geometry"), [("uniform", "euclidean"), ("uneven", "wasserstein")]
+)
+def test_rows_that_are_nearly_one_hot_keep_their_digits(weights, geometry):
+    """As in tensors: the entry of the largest weight is taken off each row of scores.
+
+    Values do not move here, so that what is left is as small as the other weights.
+    """
+    eye = torch.eye(4, dtype=F64)
+    F = SelfAttention(AttentionParameters(eye[:3], eye[:3], eye[3:].expand(3, 4), eye[:, :3]))
+    mu = cloud(12, 4, weights)
+    J = tangent_of(F, mu.replace(mu.points * 4), geometry).as_linear_map()
+    x = torch.randn(12, 4, generator=torch.Generator().manual_seed(0), dtype=F64)
+    x[:, 3] = 0.0
+    forth, back = J @ x, J.T @ x
+    assert float(forth.abs().amax(-1).min()) < 1e-4
+    found = torch.from_numpy(J.matvec.arrays()(x.numpy().reshape(1, -1))).view(12, 4)
+    torch.testing.assert_close(found, forth, rtol=1e-11, atol=1e-15)
+    found = torch.from_numpy(J.rmatvec.arrays()(x.numpy().reshape(1, -1))).view(12, 4)
+    torch.testing.assert_close(found, back, rtol=1e-11, atol=1e-15)
 
 
 def test_weights_far_below_the_others_are_finite():
