@@ -23,6 +23,10 @@ from meanfield.checks import is_differentiated, is_recorded
 # exponential is 0 beside any weight, and it is finite: the kernel would form −inf · 0.
 _ABSENT = -1e30
 
+# Entries of P up to which torch differentiates the formula: a function of ours takes longer than
+# its arithmetic. At 16 atoms in 64 dimensions a gradient takes 0.9 ms so, and 2.5 by `_Streamed`.
+_FEW_ENTRIES = 2**16
+
 Tensors = tuple[Tensor, ...]
 
 
@@ -74,9 +78,13 @@ def attend(
         function = _sum_of(scoring)
     if places and not (scoring.is_plain and scoring.sees_all):
         aligned = _aligned(row_positions, len(batch)), _aligned(column_positions, len(batch))
-    # Where nothing is differentiated, `apply` would take as long as a small map.
-    run = _Streamed.apply if is_differentiated(*tensors, *places) else _summed
-    (out,) = run(function, *aligned, *tensors)
+    few = math.prod(batch) * queries.shape[-2] * keys.shape[-2] <= _FEW_ENTRIES
+    if not is_differentiated(*tensors, *places):
+        (out,) = _summed(function, *aligned, *tensors)
+    elif few and not any(is_recorded(t) for t in places):  # `vmap` over them masks in a loop
+        (out,), _ = function.block(tuple(tensors[:1]), tuple(tensors[1:]), Places(*aligned))
+    else:
+        (out,) = _Streamed.apply(function, *aligned, *tensors)
     return out
 
 

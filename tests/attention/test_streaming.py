@@ -18,11 +18,13 @@ from meanfield.attention.streaming import attend
 F64 = torch.float64
 
 
-@pytest.fixture
-def small_blocks(monkeypatch):
-    """Blocks of two rows or so, so that small cases have several."""
-    for name in ("_BLOCK_ENTRIES", "_LARGE_BLOCK_ENTRIES"):
-        monkeypatch.setattr(weights, name, 12)
+@pytest.fixture(params=["in blocks", "at once"])
+def both_roads(monkeypatch, request):
+    """Blocks of two rows or so, so that small cases have several; or torch's own derivatives."""
+    if request.param == "in blocks":
+        monkeypatch.setattr(streaming, "_FEW_ENTRIES", 0)
+        for name in ("_BLOCK_ENTRIES", "_LARGE_BLOCK_ENTRIES"):
+            monkeypatch.setattr(weights, name, 12)
 
 
 def dense(q, k, v, w, row_positions=None, column_positions=None) -> Tensor:
@@ -60,7 +62,25 @@ def agree(of: Callable[[Callable], object], places: tuple[Tensor, ...]) -> None:
 # --- derivatives ---
 
 
-@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize(("n", "wanted"), [(256, 0), (257, 1)])
+def test_torch_differentiates_the_formula_where_the_matrix_is_small(monkeypatch, n, wanted):
+    calls = []
+    apply = streaming._Streamed.apply
+    monkeypatch.setattr(
+        streaming._Streamed, "apply", lambda *given: calls.append(1) or apply(*given)
+    )
+    x = operands(m=256, n=n)
+    attend(*x)
+    assert not calls
+    x[0].requires_grad_()
+    attend(*x)
+    assert len(calls) == wanted
+    with torch.no_grad():
+        attend(*x)
+    assert len(calls) == wanted
+
+
+@pytest.mark.usefixtures("both_roads")
 def test_derivatives_of_ordinary_autograd_agree_with_differences(places):
     at = [x.requires_grad_() for x in operands(k=2, v=1)]
 
@@ -82,14 +102,14 @@ HIGHER = {
 }
 
 
-@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.usefixtures("both_roads")
 @pytest.mark.parametrize("name", HIGHER)
 def test_second_derivatives_agree_with_dense_attention(name: str, places):
     x = operands()
     agree(lambda f: HIGHER[name](lambda *y: f(*y).square().sum())(*x), places)
 
 
-@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.usefixtures("both_roads")
 def test_mixed_products_agree_with_dense_attention(places):
     x, along, again = operands(), tuple(operands()), tuple(operands())
     jvp, grad = torch.func.jvp, torch.func.grad
@@ -119,7 +139,7 @@ def dense_at(places: tuple[Tensor, ...]) -> Callable[..., Tensor]:
     return lambda *y: dense(*y, *places)
 
 
-@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.usefixtures("both_roads")
 def test_mapping_over_an_axis_is_a_loop(places):
     q, k, v, w = operands()
     many_q, many_v = torch.randn(4, 5, 3, dtype=F64), torch.randn(6, 4, 2, dtype=F64)
@@ -144,7 +164,7 @@ def test_mapping_over_an_axis_is_a_loop(places):
     torch.testing.assert_close(twice(rows), expected)
 
 
-@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.usefixtures("both_roads")
 def test_mapping_over_positions_is_a_loop():
     q, k, v, w = operands()
     rows = ROWS + torch.tensor([[0.0], [0.1], [0.3]], dtype=F64)
@@ -154,7 +174,7 @@ def test_mapping_over_positions_is_a_loop():
     torch.testing.assert_close(mapped, torch.stack(one_by_one))
 
 
-@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.usefixtures("both_roads")
 def test_batch_axes_broadcast_as_in_dense_attention(places):
     q, k, v, w = operands(2, 1)
     q, w = torch.randn(3, 5, 3, dtype=F64), w[0]
@@ -164,7 +184,7 @@ def test_batch_axes_broadcast_as_in_dense_attention(places):
 # --- weights and masks ---
 
 
-@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.usefixtures("both_roads")
 def test_a_log_weight_pulls_by_its_share_of_attention():
     # ∂oᵢ/∂log aⱼ = Pᵢⱼ (vⱼ − oᵢ), where the score makes up for a weight of e^{−900} too.
     q = torch.tensor([[30.0], [0.0]], dtype=F64)
@@ -226,7 +246,7 @@ def test_the_fused_kernel_is_left_where_it_does_not_apply():
     assert applies(w, None, None)
 
 
-@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.usefixtures("both_roads")
 def test_rows_that_see_nothing_are_zero_and_so_are_their_derivatives():
     q, k, v, w = operands()
     w[0] = -math.inf

@@ -196,8 +196,47 @@ def kinds(n: int, device: str) -> Iterator[dict]:
         )
 
 
+def derivatives(numbers: tuple[int, ...], device: str) -> Iterator[dict]:
+    """Of small layers, backwards and forwards."""
+    par = random(64, 1, device)
+    F, torch_func = SelfAttention(par), torch.func
+
+    def ours(x: Tensor) -> Tensor:
+        return F(ParticleMeasure(x)).points
+
+    def plain(x: Tensor) -> Tensor:
+        return joined(par, sdpa(*projected(par, x)))
+
+    def softmax(x: Tensor) -> Tensor:  # the fused kernel has no forward derivative
+        q, k, v = projected(par, x)
+        return joined(par, (q @ k.mT / math.sqrt(q.shape[-1])).softmax(-1) @ v)
+
+    for n in numbers:
+        x = cloud(n, 64, device).points
+
+        def gradient(f: Callable[[Tensor], Tensor], x: Tensor = x) -> Script:
+            def run() -> Tensor:
+                at = x.clone().requires_grad_()
+                f(at).square().sum().backward()
+                return at.grad
+
+            return run
+
+        def forward(f: Callable[[Tensor], Tensor], x: Tensor = x) -> Script:
+            return lambda: torch_func.jvp(f, (x,), (x,))[1]
+
+        for name, one, other, peer in (
+            ("gradient", gradient(ours), gradient(plain), "projections and SDPA"),
+            ("forward derivative", forward(ours), forward(softmax), "softmax by hand"),
+        ):
+            yield beside(
+                f"{name}, d = 64, n = {n:,}", one, other, peer=peer, asked=0.6, device=device
+            )
+
+
 def rows(quick: bool, device: str) -> Iterator[dict]:
     yield from shapes(quick, device)
+    yield from derivatives((16,) if quick else (16, 64, 256), device)
     yield from kinds(256 if quick else 2048, device)
 
 
