@@ -411,6 +411,19 @@ def test_the_gap_behind_the_error_allows_for_what_the_second_value_may_still_be(
     assert within >= 45
 
 
+def test_it_stops_at_the_first_look_that_shows_enough():
+    """Residuals of 4 rtol do where the gap says that the error is small enough."""
+    J = LinearMap.diagonal(
+        torch.cat([torch.ones(1), torch.linspace(0.3, 0, 99)])[:, None].double()
+    )
+    found = operator_norm(J, solver=Lanczos(), rtol=3e-5, upper_rtol=math.inf)
+    assert 3e-5 < float(found.residual) <= 12e-5
+    assert found.n_matvecs == 5
+    again = operator_norm(J, solver=Lanczos(), rtol=1e-8, upper_rtol=math.inf)
+    assert float(again.residual) <= 4e-8
+    assert again.n_matvecs > 5
+
+
 def test_without_a_second_value_the_error_is_the_residual():
     J = LinearMap.diagonal(torch.linspace(1, 0.5, 300, dtype=torch.float64)[:, None])
     for steps in (1, 2):
