@@ -81,7 +81,7 @@ def attend(
     few = math.prod(batch) * queries.shape[-2] * keys.shape[-2] <= _FEW_ENTRIES
     if not is_differentiated(*tensors, *places):
         (out,) = _summed(function, *aligned, *tensors)
-    elif few and not any(is_recorded(t) for t in places):  # `vmap` over them masks in a loop
+    elif few:
         (out,), _ = function.block(tuple(tensors[:1]), tuple(tensors[1:]), Places(*aligned))
     else:
         (out,) = _Streamed.apply(function, *aligned, *tensors)

@@ -15,7 +15,7 @@ from meanfield.attention.kernels import Features, Kernel
 from meanfield.attention.kernels.kernel import At
 from meanfield.attention.parameters import AttentionParameters
 from meanfield.attention.rows import RowWise, softmax
-from meanfield.checks import at_once, describe, is_host, is_recorded
+from meanfield.checks import at_once, describe, is_host, is_recorded, is_traced
 from meanfield.errors import NoDerivativeError
 from meanfield.habits import NoNumber
 from meanfield.measures import ParticleMeasure
@@ -266,7 +266,11 @@ def _refuse_slopes(gain: Tensor, name: str) -> None:
 
 
 def _masked(logits: Tensor, hidden: Tensor | None) -> Tensor:
-    return logits if hidden is None else logits.masked_fill_(hidden, -math.inf)
+    if hidden is None:
+        return logits
+    if is_traced(hidden):  # `vmap` over positions alone gives it an axis that logits lack
+        return logits.masked_fill(hidden, -math.inf)
+    return logits.masked_fill_(hidden, -math.inf)
 
 
 @dataclass(frozen=True, eq=False)

@@ -30,6 +30,7 @@ from meanfield.figures.charts import Chart, Curve, Formula, Key
 from meanfield.figures.curves import curve, formula
 from meanfield.figures.selection import best, select
 from meanfield.lipschitz import LocalLipschitz, local_lipschitz, local_order, worst_case
+from meanfield.lipschitz.differentiable import recorded_value
 from meanfield.results import Variable
 
 if TYPE_CHECKING:
@@ -135,8 +136,7 @@ def climb(
 ) -> tuple[ParticleMeasure, LocalLipschitz]:
     """Projected ascent of ‖Df(X)‖ over tokens in B_R, at uniform weights.
 
-    With the top singular vectors u, v held fixed, the gradient of the norm is that of
-    ⟨u, Df(X)v⟩. A step that does not climb is taken back and halved, so that the answer is never
+    A step that does not climb is taken back and halved, so that the answer is never
     below the start. It is a lower bound of the supremum and nothing more;
     `lipschitz.worst_case` searches over weights too, for the Wasserstein constant.
 
@@ -173,14 +173,9 @@ def _constant(F: SelfAttention, mu: ParticleMeasure) -> LocalLipschitz:
 
 def _gradient(F: SelfAttention, mu: ParticleMeasure, constant: LocalLipschitz) -> Tensor:
     """Gradient of the norm, scaled so that the token that moves most moves by one."""
-    v = constant.direction
-
-    def tangent(X: Tensor) -> Tensor:
-        return torch.func.jvp(lambda Y: F(mu.replace(Y)).points, (X,), (v,))[1]
-
-    image = tangent(mu.points)
-    u = image / torch.linalg.vector_norm(image)
-    gradient = torch.func.grad(lambda X: (u * tangent(X)).sum())(mu.points)
+    points = mu.points.clone().requires_grad_()
+    value = recorded_value(F, mu.replace(points), constant)
+    (gradient,) = torch.autograd.grad(value, points)
     return gradient / torch.linalg.vector_norm(gradient, dim=-1).amax()
 
 
