@@ -446,23 +446,31 @@ def check_positioned(mu: Any, name: str = "mu", who: str = "") -> Tensor:
 
 
 def check_same_labels(reference: Any, reference_name: str, value: Any, name: str) -> None:
-    """Refuse two tables of pandas whose rows have other labels: here rows go by their place."""
-    labels = [table.index for table in (reference, value) if hasattr(table, "iloc")]
-    if len(labels) == 2 and not labels[0].equals(labels[1]):
+    """Refuse two tables whose rows have other labels: here rows go by their place."""
+    labels = [_labels(table, "particle", "iloc", "index") for table in (reference, value)]
+    if all(each is not None for each in labels) and not labels[0].equals(labels[1]):
         raise ValueError(
             f"{name}: expected the row labels of {reference_name} in the same order, got others; "
             "rows go by place, so sort them alike, or take .to_numpy() of both"
         )
 
 
+def _labels(table: Any, axis: str, mark: str, member: str) -> Any:
+    """Those that a table of pandas with this mark, or an array of xarray, has along an axis."""
+    if hasattr(table, mark):
+        return getattr(table, member)
+    return getattr(table, "indexes", {}).get(axis)
+
+
 def check_same_columns(reference: Any, reference_name: str, value: Any, name: str) -> None:
     """Refuse two tables that share columns, but not all in the same places: they go by place."""
-    ours, theirs = (list(getattr(table, "columns", ())) for table in (reference, value))
+    labels = (_labels(table, "feature", "columns", "columns") for table in (reference, value))
+    ours, theirs = ([] if each is None else list(each) for each in labels)
     shared = set(map(str, ours)) & set(map(str, theirs))
     if len(ours) == len(theirs) and ours != theirs and shared:
         raise ValueError(
             f"{name}: expected the columns of {reference_name} in the same order, {ours}, got "
-            f"{theirs}; columns go by place: take the same of both, as {name}[{ours}]"
+            f"{theirs}; columns go by place: take the same of both"
         )
 
 

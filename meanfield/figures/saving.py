@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ def save_all(
     *,
     stem: str = "",
     formats: Sequence[str] = ("png",),
-) -> Iterator[Path | str]:
+) -> list[Path | str]:
     """Draw figures of a Dataset into ``folder/stem-name.png``.
 
     Args:
@@ -44,20 +44,22 @@ def save_all(
         stem: what the files' names begin with.
         formats: the files of each, of "png", "pdf" and "svg".
 
-    Yields:
+    Returns:
         The paths, and a sentence in place of a figure for which the Dataset has no cases.
     """
     formats = [choice(one, "formats", _SIGNED) for one in dict.fromkeys(formats)]
+    made: list[Path | str] = []
     for name, draw in figures.items():
         try:
             drawn = render(ds, draw, formats)
         except NoCases as error:
-            yield f"no figure {name}: {error}"
+            made.append(f"no figure {name}: {error}")
             continue
         for suffix, data in drawn.items():
             path = Path(folder) / f"{stem}{'-' * bool(stem)}{name}.{suffix}"
             write_whole(check_replaceable(path), data)
-            yield path
+            made.append(path)
+    return made
 
 
 def render(ds: xr.Dataset, draw: Callable[..., Any], formats: Sequence[str]) -> dict[str, bytes]:

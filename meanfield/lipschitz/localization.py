@@ -7,6 +7,7 @@ from torch import Tensor
 
 from meanfield.checks import describe, without_autocast
 from meanfield.habits import with_hints
+from meanfield.linalg.vectors import lengths
 from meanfield.lipschitz.constant import LocalLipschitz
 from meanfield.maps import linearize
 from meanfield.maps.map import as_map
@@ -15,6 +16,8 @@ from meanfield.results.answers import Answer, labelled
 
 # Heads are reported only if their responses add up to that of the map to this, relative.
 _ADDS_UP = {torch.float64: 1e-8, torch.float32: 1e-3}
+# Likewise that the direction of a constant moves by it.
+_AGREES = {torch.float64: 1e-6, torch.float32: 1e-2}
 
 
 class Localization(Answer, noun="localization", title="Where the constant lives"):
@@ -64,7 +67,7 @@ def localize(constant: LocalLipschitz, F: MeasureMap, mu: ParticleMeasure) -> Lo
         mu: the measure, as it was given for the constant.
 
     Raises:
-        ValueError: the constant of a measure of another shape.
+        ValueError: the constant of another map or measure.
 
     Source: not in the papers; definitions of this package.
 
@@ -93,6 +96,12 @@ def localize(constant: LocalLipschitz, F: MeasureMap, mu: ParticleMeasure) -> Lo
         return linearize(G, mu, geometry=constant.geometry).atoms.matvec(v)
 
     image = respond(F)
+    found, told = lengths(image.flatten(-2)), constant.particle.detach()
+    if bool(((found - told).abs() > _AGREES[image.dtype] * told).any()):
+        raise ValueError(
+            "expected the constant of this map at this measure, got one of "
+            f"{float(told.max()):.6g}, where its direction moves by {float(found.max()):.6g}"
+        )
     # Squares of constants near the end of the number range would overflow.
     peak = image.abs().amax((-2, -1), keepdim=True)
     scale = torch.where(peak > 0, peak, 1.0)

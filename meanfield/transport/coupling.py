@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from meanfield.checks import as_generator, to_host
+from meanfield.checks import as_generator, number, to_host
 from meanfield.habits import Hinted, NoNumber, with_hints
 from meanfield.html import html_table, span
 from meanfield.measures import ParticleMeasure, log_sums
@@ -142,8 +142,7 @@ class Coupling(NoNumber, Hinted):
         Raises:
             ValueError: if t is outside [0, 1].
         """
-        if not 0 <= t <= 1:
-            raise ValueError(f"t: expected a time in [0, 1], got {t}")
+        number(t, "t", least=0, most=1)
         held = self._tensors()
         points = _taken(held.source, held.rows) + t * held._moves
         logs = held.log_mass - held.log_mass.logsumexp(-1, keepdim=True)

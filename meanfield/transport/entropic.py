@@ -22,6 +22,7 @@ from meanfield.transport.conditional import (
     grouped_conditions,
     groups_of,
 )
+from meanfield.transport.gradients import OneDerivative
 from meanfield.transport.pairs import Measure, as_measures
 
 _MEMORY = 2e9  # bytes that GeomLoss's tensorised backend may hold on the host
@@ -65,7 +66,7 @@ def sinkhorn_divergence(
         scaling: ratio of successive annealing lengths, in (0, 1); nearer 1 is more accurate.
 
     Returns:
-        Shape of the batch, unit of the points squared. Differentiable.
+        Shape of the batch, unit of the points squared. Differentiable, once.
 
     Raises:
         ValueError: settings out of range, and what `solve_w2` refuses.
@@ -87,7 +88,7 @@ def sinkhorn_divergence(
         for p, left, q, right in cases
     ]
     found = 2 * torch.stack(each).reshape(batch)
-    return to_host(found)[()] if as_numpy else found
+    return to_host(found)[()] if as_numpy else OneDerivative.apply(found)
 
 
 @with_hints
@@ -143,7 +144,7 @@ def conditional_sinkhorn_divergence(
     else:
         pairs = zip(_flat(measures.mu), _flat(measures.nu), s, t, strict=True)
         each = [_conditional(left, right, u, v, settings) for left, right, u, v in pairs]
-        found = torch.stack(each).reshape(measures.mu.batch_shape)
+        found = OneDerivative.apply(torch.stack(each).reshape(measures.mu.batch_shape))
     return to_host(found)[()] if measures.as_numpy else found
 
 

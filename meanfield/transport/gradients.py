@@ -7,7 +7,7 @@ plan or the potentials are not unique the gradient is one of several.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -39,7 +39,8 @@ def w2(
 
     Returns:
         The distance (not its square), shape of the batch; NumPy for NumPy. Its gradient is taken
-        as 0 where it is 0.
+        as 0 where it is 0. Its second derivative in the points is that at the plan found, which
+        stays optimal nearby where it is the only one; in the weights it is refused.
 
     Raises:
         ConvergenceError: when `rtol` is not met; `solve_w2` gives the interval instead.
@@ -144,22 +145,28 @@ class _Envelope(torch.autograd.Function):
                 f"the gradient in log-weights needs optimal potentials, and {result.method!r} "
                 "makes none here; take the gradient in the points only, or method='simplex'"
             )
-        ctx.save_for_backward(x, y, log_a, log_b)
+        value = result.value.clone()
+        ctx.save_for_backward(x, y, log_a, log_b, value)
         ctx.result = result
-        return result.value.clone()
+        return value
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        x, y, log_a, log_b = ctx.saved_tensors
+        *given, value = ctx.saved_tensors
+        x, y, log_a, log_b = given
         result, order = ctx.result, ctx.result.order
-        value, coupling = result.value, result.coupling
-        # dW = W^{1−p} dW^p / p; nothing flows into a distance of 0 or ∞.
+        coupling = result.coupling
         there = (value > 0) & value.isfinite()
-        scale = torch.where(there, grads[0] * value ** (1 - order), 0.0)[..., None]
+        if torch.is_grad_enabled():  # the plan stays where points move, and not where weights do
+            moved = ctx.needs_input_grad[2] or ctx.needs_input_grad[3]
+            if order != 2 or moved or not bool(there.all()):
+                refuse_second_derivative("W₂ above 0 in the points alone has one")
+        # dW = W^{1−p} dW^p / p; nothing flows into a distance of 0 or ∞.
+        power = torch.where(there, value, 1.0) ** (1 - order)
+        scale = torch.where(there, grads[0] * power, 0.0)[..., None]
         into_x = into_y = into_a = into_b = None
         if coupling is None:  # an infinite distance
-            return (*(torch.zeros_like(t) for t in ctx.saved_tensors), None)
+            return (*(torch.zeros_like(t) for t in given), None)
         if ctx.needs_input_grad[0] or ctx.needs_input_grad[1]:
             index, index_y = (
                 t[..., None].expand(*t.shape, x.shape[-1]) for t in (coupling.rows, coupling.cols)
@@ -176,3 +183,27 @@ class _Envelope(torch.autograd.Function):
             into_a = log_a.exp() * f * scale / order if ctx.needs_input_grad[2] else None
             into_b = log_b.exp() * g * scale / order if ctx.needs_input_grad[3] else None
         return into_x, into_y, into_a, into_b, None
+
+
+def refuse_second_derivative(but: str) -> NoReturn:
+    """Of a value whose plan moves with what the gradient is taken in."""
+    raise NotImplementedError(
+        "gradient of a transport distance: expected a backward pass without create_graph: a "
+        f"second derivative would leave out how the plan moves; {but}"
+    )
+
+
+class OneDerivative(torch.autograd.Function):
+    """A value that has a gradient, and refuses a second derivative."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor) -> Tensor:
+        """The value."""
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        """The gradient that comes in."""
+        if torch.is_grad_enabled():
+            refuse_second_derivative("that of w2 is known where it is above 0")
+        return grads[0]

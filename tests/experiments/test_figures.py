@@ -228,8 +228,13 @@ def test_a_dataset_without_the_columns_of_a_figure_is_refused(ds):
 def test_only_missing_cases_are_answered_by_a_missing_figure(ds, tmp_path):
     plain = ds.isel(case=np.flatnonzero(~ds.causal))
     masked = {"masked": FIGURES["growth-in-radius-masked"]}
-    (said,) = figures.save_all(plain, masked, tmp_path)
+    both = masked | {"plain": FIGURES["growth-in-radius"]}
+    said, made = figures.save_all(plain, both, tmp_path)
     assert "no figure masked: the Dataset has no case" in str(said)
+    figures.save_all(plain, both, tmp_path, stem="again")  # whoever does not look at the answer
+    assert made.read_bytes() == (tmp_path / "again-plain.png").read_bytes()
+    for file in tmp_path.iterdir():
+        file.unlink()
 
     def broken(ds: xr.Dataset, *, ax) -> None:
         ax.set_title(r"$\\beta$")  # a formula that is none

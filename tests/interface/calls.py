@@ -75,6 +75,9 @@ def names(device: str | None = None) -> dict[str, Any]:
     }
     arrays["y"] = arrays["x"][::-1] + 0.25
     frames = {"frame_of_x": pd.DataFrame(arrays["x"])}
+    axes = ("particle", "feature")
+    frames["x_labelled"] = xr.DataArray(arrays["x"], [(axes[0], [0, 1, 2]), (axes[1], [0, 1])])
+    frames["y_swapped"] = xr.DataArray(arrays["y"], dims=axes, coords={axes[1]: [1, 0]})
     frames["shuffled"] = pd.Series(arrays["a"], index=[2, 1, 0])
     if device is not None:
         arrays = {name: torch.tensor(one, device=device) for name, one in arrays.items()}

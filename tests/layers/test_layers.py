@@ -242,12 +242,24 @@ def test_measures_that_a_layer_cannot_take_are_refused(F, message):
         F(cloud())
 
 
+@pytest.mark.parametrize("batch", [(), (2,)])
+@pytest.mark.parametrize("axis", [-2, 0])
 @pytest.mark.parametrize(
-    "mixing", [lambda x: x - x.mean(-2, keepdim=True), lambda x: x.cumsum(-2)]
+    "mixing",
+    [
+        lambda x, axis: x - x.mean(axis, keepdim=True),
+        lambda x, axis: x.cumsum(axis),
+        lambda x, axis: x.flip(axis).cumsum(axis).flip(axis),
+        lambda x, axis: x + x.flip(axis),
+    ],
 )
-def test_a_pointwise_map_that_mixes_particles_is_refused(mixing):
-    with pytest.raises(ValueError, match="by itself"):
-        linearize(Pointwise(mixing), cloud())
+def test_a_pointwise_map_that_mixes_particles_is_refused(mixing, axis, batch):
+    """Along the first axis too, where a mean looks right if each particle has an axis more."""
+    mu = ParticleMeasure(torch.randn(*batch, 5, 3, dtype=torch.float64))
+    F = Pointwise(lambda x: mixing(x, axis))
+    for what in (linearize, lambda F, mu: F.local_upper(mu)):
+        with pytest.raises(ValueError, match="by itself"):
+            what(F, mu)
 
 
 def test_a_norm_without_eps_is_refused_where_it_is_undefined():

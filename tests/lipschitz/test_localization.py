@@ -133,3 +133,6 @@ def test_bad_arguments_are_refused():
     constant = local_lipschitz(F, mu)
     with pytest.raises(ValueError, match="constant of this measure"):
         localize(constant, F, ParticleMeasure([[0.0, 0.0]]))
+    for other, at in ((F, mu.replace(3 * mu.points)), (lambda m: m.replace(2 * F(m).points), mu)):
+        with pytest.raises(ValueError, match="constant of this map at this measure"):
+            localize(constant, other, at)

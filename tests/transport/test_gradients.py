@@ -10,10 +10,13 @@ from torch import Tensor
 
 from meanfield.measures import ParticleMeasure
 from meanfield.transport import (
+    conditional_sinkhorn_divergence,
     conditional_w2,
+    sinkhorn_divergence,
     solve_w2,
     w1,
     w2,
+    wp,
 )
 
 F64 = torch.float64
@@ -141,3 +144,62 @@ def test_a_distance_without_potentials_refuses_log_weight_gradients_clearly() ->
     for pair in (as_pair(weighted, uniform), as_pair(uniform, weighted)):
         with pytest.raises(RuntimeError, match="gradient in the points only"):
             _valued(pair, bare)
+
+
+def sequence(z: Tensor) -> ParticleMeasure:
+    return ParticleMeasure.from_sequence(z)
+
+
+SECOND = {
+    "w2": w2,
+    "its square": lambda z, y: w2(z, y) ** 2,
+    "both move": lambda z, y: w2(z, 2 * z[:5].sin() + y[:5]),
+    "weighted": lambda z, y: w2((z, torch.arange(1, 7, dtype=F64) / 21), y) ** 2,
+    "conditional": lambda z, y: conditional_w2(sequence(z), sequence(y)),
+    "penalised": lambda z, y: conditional_w2(sequence(z), sequence(y), penalty=1.0),
+    "batch": lambda z, y: w2(z.reshape(2, 3, 2), y.reshape(2, 3, 2)).prod(),
+}
+
+
+@pytest.mark.parametrize("name", SECOND)
+def test_second_derivatives_in_the_points_are_those_of_differences(name):
+    """The plan stays optimal nearby: zeros in their place were silent."""
+    generator = torch.Generator().manual_seed(0)
+    x, y = (torch.randn(6, 2, dtype=F64, generator=generator) for _ in range(2))
+
+    def value(z: Tensor) -> Tensor:
+        return SECOND[name](z, y)
+
+    found = torch.autograd.functional.hessian(value, x).reshape(12, 12)
+
+    def gradient(z: Tensor) -> Tensor:
+        z = z.detach().requires_grad_()
+        return torch.autograd.grad(value(z), z)[0].flatten()
+
+    steps = 1e-5 * torch.eye(12, dtype=F64).reshape(12, 6, 2)
+    wanted = [(gradient(x + step) - gradient(x - step)) / 2e-5 for step in steps]
+    assert float(found.abs().max()) > 0.01
+    torch.testing.assert_close(found, torch.stack(wanted), rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        w1,
+        lambda z, y: wp(z, y, 3),
+        lambda z, y: w2((z, z[:, 0].softmax(0)), y),
+        lambda z, y: w2(z, z.detach()),
+        lambda z, y: sinkhorn_divergence(z, y, blur=0.5),
+        lambda z, y: conditional_sinkhorn_divergence(sequence(z), sequence(y)),
+        lambda z, y: conditional_sinkhorn_divergence(sequence(z), sequence(y), penalty=1.0),
+    ],
+)
+def test_other_second_derivatives_are_refused(value):
+    """They would leave out how the plan moves, or are those of a distance of 0."""
+    generator = torch.Generator().manual_seed(0)
+    x, y = (torch.randn(6, 2, dtype=F64, generator=generator) for _ in range(2))
+    x.requires_grad_()
+    (first,) = torch.autograd.grad(value(x, y), x)
+    assert bool(first.isfinite().all())
+    with pytest.raises(NotImplementedError, match="expected a backward pass without create_graph"):
+        torch.autograd.grad(value(x, y), x, create_graph=True)
