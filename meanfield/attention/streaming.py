@@ -1,4 +1,4 @@
-"""Averages Σⱼ Pᵢⱼ vⱼ a block of rows at a time; no derivative of them stores an n × n matrix.
+"""Averages Σⱼ Pᵢⱼ vⱼ a block of rows at a time; no derivative of them stores a large n × n matrix.
 
 A `RowSum` is a function of rows (queries) and columns (keys, values, log-weights) with one output
 per row and, per column, a sum over rows. The class is closed under jvp and vjp, so that one
@@ -45,7 +45,8 @@ def attend(
     Differentiable to every order, forwards and backwards, in the queries, keys, values and
     log-weights: by `torch.func.jvp`, `vjp`, `grad`, `jacfwd`, `jacrev`, `hessian`, `vmap` and
     their compositions, and by ordinary autograd, also with ``create_graph=True``. Derivatives
-    recompute P in blocks of rows and take O(m + n) memory too. Leading axes broadcast.
+    recompute P in blocks of rows and take O(m + n) memory too, but for a few rows and columns,
+    where torch's own keep it. Leading axes broadcast.
     Not supported, and refused by torch: two nested levels of `torch.autograd.forward_ad` (nest
     `torch.func.jvp` instead), and the batched forward mode of `torch.autograd` itself
     (use `torch.func.vmap` of `torch.func.jvp`).
