@@ -242,6 +242,15 @@ def test_measures_that_a_layer_cannot_take_are_refused(F, message):
         F(cloud())
 
 
+def test_a_pointwise_map_that_mixes_for_one_particle_in_the_middle_is_refused():
+    def mixing(x: torch.Tensor) -> torch.Tensor:
+        third = torch.arange(x.shape[-2])[:, None] == 2
+        return torch.where(third, x - x.mean(-2, keepdim=True), x)
+
+    with pytest.raises(ValueError, match="by itself"):
+        linearize(Pointwise(mixing), ParticleMeasure(torch.randn(5, 3, dtype=torch.float64)))
+
+
 @pytest.mark.parametrize("batch", [(), (2,)])
 @pytest.mark.parametrize("axis", [-2, 0])
 @pytest.mark.parametrize(
