@@ -468,9 +468,10 @@ def check_same_columns(reference: Any, reference_name: str, value: Any, name: st
     ours, theirs = ([] if each is None else list(each) for each in labels)
     shared = set(map(str, ours)) & set(map(str, theirs))
     if len(ours) == len(theirs) and ours != theirs and shared:
+        how = f", as {name}[{ours}]" if hasattr(value, "columns") else ""
         raise ValueError(
             f"{name}: expected the columns of {reference_name} in the same order, {ours}, got "
-            f"{theirs}; columns go by place: take the same of both"
+            f"{theirs}; columns go by place: take the same of both{how}"
         )
 
 

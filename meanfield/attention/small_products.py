@@ -37,7 +37,7 @@ class SmallProducts:
         # Of displacements to q̇, k̇ and v̇ at once, (H, d, 2k + v), and of the heads to the output.
         self.push = np.concatenate([to_host(part[0, :, 0]) for part in tangent.unit_pushes], -1)
         output = tangent.weights.parameters.output
-        self.join = None if output is None else to_host(output).swapaxes(-1, -2)
+        self.join = None if output is None else _transposed(to_host(output))
         most, tilts = tangent.rows.most, tangent.rows.tilts
         self.tilts = None if tilts is None else to_host(tilts)
         self.most = None  # into the flat matrices
@@ -68,13 +68,13 @@ class SmallProducts:
             moved[..., width : 2 * width],
             moved[..., 2 * width :],
         )
-        w = q_dot @ self.k.mT
+        w = q_dot @ _transposed(self.k)
         if self.same:
-            w += self.q @ k_dot.mT
+            w += self.q @ _transposed(k_dot)
             self._shift(w)
             w *= self.g
         else:
-            x = self.q @ k_dot.mT
+            x = self.q @ _transposed(k_dot)
             self._shift(w)
             w *= self.g
             if self.most is not None:
@@ -93,8 +93,8 @@ class SmallProducts:
         """Jᵀζ, the other way; see `AttentionTangent.rmatvec`."""
         y = covector.reshape(1, self.g.shape[-2], -1)
         if self.join is not None:
-            y = y @ self.join.mT
-        g = y @ self.v.mT - (y * self.means).sum(-1, keepdims=True)
+            y = y @ _transposed(self.join)
+        g = y @ _transposed(self.v) - (y * self.means).sum(-1, keepdims=True)
         by_key = g if self.same else g * self.n
         g *= self.g
         if self.most is not None:
@@ -104,5 +104,11 @@ class SmallProducts:
             flat[self.most] = balance
             if not self.same:
                 by_key.reshape(-1)[self.most] = balance * self.tilts
-        pulled = np.concatenate([g @ self.k, by_key.mT @ self.q, self.m.mT @ y], -1)
-        return (pulled @ self.push.mT).sum(0).reshape(1, -1)
+        pulled = np.concatenate(
+            [g @ self.k, _transposed(by_key) @ self.q, _transposed(self.m) @ y], -1
+        )
+        return (pulled @ _transposed(self.push)).sum(0).reshape(1, -1)
+
+
+def _transposed(matrices: np.ndarray) -> np.ndarray:
+    return matrices.swapaxes(-1, -2)  # NumPy 1 has no .mT

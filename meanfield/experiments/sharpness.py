@@ -171,6 +171,7 @@ def _constant(F: SelfAttention, mu: ParticleMeasure) -> LocalLipschitz:
     return local_lipschitz(F, mu, geometry="euclidean", strict=False)
 
 
+@torch.enable_grad()
 def _gradient(F: SelfAttention, mu: ParticleMeasure, constant: LocalLipschitz) -> Tensor:
     """Gradient of the norm, scaled so that the token that moves most moves by one."""
     points = mu.points.clone().requires_grad_()

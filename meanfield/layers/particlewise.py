@@ -12,7 +12,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from meanfield.checks import at_once, called, describe, is_traced, number
+from meanfield.checks import at_once, describe, is_traced, number
 from meanfield.errors import NoDerivativeError
 from meanfield.habits import is_function, with_hints
 from meanfield.linalg import LinearMap
@@ -168,7 +168,7 @@ class Pointwise(Particlewise):
             NoDerivativeError: T has none at an atom, as torch.abs at 0.
         """
         points = mu.points.detach()
-        image, pull, *_ = torch.func.vjp(self._moved, points)
+        image, pull, *_ = torch.func.vjp(lambda x: self(mu.replace(x)).points, points)
         self._check_alone(points, image)
         self._refuse_kinks(mu, image)
 
@@ -198,9 +198,6 @@ class Pointwise(Particlewise):
         upper = torch.full_like(constant, self.lipschitz)
         near = BallBounds.of(constant, bent.minimum(constant + upper), upper, radii)
         return replace(near, displacement=scaled_radii(near.upper[..., None], radii))
-
-    def _moved(self, points: Tensor) -> Tensor:
-        return called(self.transport, (points,), "transport: expected a function of points")
 
     def _refuse_kinks(self, mu: ParticleMeasure, image: Tensor) -> None:
         points, present = mu.points.detach(), present_rows(mu) > 0

@@ -60,7 +60,6 @@ class Basis:
     def __init__(self, batch: int, like: _Values) -> None:
         self.blocks: list[_Values] = []
         self.count, self.batch, self.like, self._per_block = 0, batch, like, _MOST_VECTORS
-        self._infinite = _module_of(like).full_like(like.reshape(-1)[:0].sum(), math.inf)
 
     def append(self, vectors: _Values) -> None:
         """One vector more, (batch, size)."""
@@ -94,7 +93,7 @@ class Basis:
         rest, length, whole = self.remainder(vectors, by_recurrence=by_recurrence)
         # Division by ∞ leaves zeros.
         xp = _module_of(whole)
-        divisor = xp.where(length <= _floor(whole), self._infinite, length)[:, None]
+        divisor = xp.where(length <= _floor(whole), math.inf, length)[:, None]
         xp.divide(rest, divisor, out=self._place(rest.shape[-1]))
         return length, whole
 
@@ -135,7 +134,7 @@ class Basis:
 
 def _without(rows: _Values, blocks: list[_Values]) -> _Values:
     """Rows (batch, 1, size) less their shares in orthonormal vectors."""
-    shares = [rows @ block.mT for block in blocks]
+    shares = [rows @ block.swapaxes(-1, -2) for block in blocks]
     for block, share in zip(blocks, shares, strict=True):
         rows = rows - share @ block
     return rows

@@ -28,7 +28,7 @@ from meanfield.measures import ParticleMeasure
 # Largest angle, by residual over gap, between the vector found and the singular vector.
 _ANGLE = 0.1
 # Relative difference between ‖Jv‖ by the declared linearisation and by automatic differentiation.
-_AGREES = {torch.float64: 1e-6, torch.float32: 1e-2}
+AGREES = {torch.float64: 1e-6, torch.float32: 1e-2}
 
 
 def differentiable_value(
@@ -149,7 +149,7 @@ def _splitting(found: LocalLipschitz) -> tuple[Tensor, Tensor, Tensor]:
 
 def _check_agreement(slope: Tensor, value: Tensor, wanted: Tensor) -> None:
     off = (slope - value).abs()
-    if bool((wanted & ~(off <= _AGREES[value.dtype] * value)).any()):
+    if bool((wanted & ~(off <= AGREES[value.dtype] * value)).any()):
         raise ValueError(
             "gradient of a local constant: expected ‖Jv‖ by automatic differentiation to be the "
             f"constant {_span(value[wanted])}, got {_span(slope[wanted])}; check the "

@@ -9,6 +9,7 @@ from meanfield.checks import describe, without_autocast
 from meanfield.habits import with_hints
 from meanfield.linalg.vectors import lengths
 from meanfield.lipschitz.constant import LocalLipschitz
+from meanfield.lipschitz.differentiable import AGREES
 from meanfield.maps import linearize
 from meanfield.maps.map import as_map
 from meanfield.measures import MeasureMap, ParticleMeasure, check_measure
@@ -16,8 +17,6 @@ from meanfield.results.answers import Answer, labelled
 
 # Heads are reported only if their responses add up to that of the map to this, relative.
 _ADDS_UP = {torch.float64: 1e-8, torch.float32: 1e-3}
-# Likewise that the direction of a constant moves by it.
-_AGREES = {torch.float64: 1e-6, torch.float32: 1e-2}
 
 
 class Localization(Answer, noun="localization", title="Where the constant lives"):
@@ -97,7 +96,7 @@ def localize(constant: LocalLipschitz, F: MeasureMap, mu: ParticleMeasure) -> Lo
 
     image = respond(F)
     found, told = lengths(image.flatten(-2)), constant.particle.detach()
-    if bool(((found - told).abs() > _AGREES[image.dtype] * told).any()):
+    if bool(((found - told).abs() > AGREES[image.dtype] * told).any()):
         raise ValueError(
             "expected the constant of this map at this measure, got one of "
             f"{float(told.max()):.6g}, where its direction moves by {float(found.max()):.6g}"

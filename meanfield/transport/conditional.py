@@ -14,6 +14,7 @@ from meanfield.checks import (
     as_float_tensor,
     check_finite,
     check_positioned,
+    check_same_labels,
     describe,
     number,
     to_host,
@@ -22,7 +23,7 @@ from meanfield.habits import with_hints
 from meanfield.measure_arguments import MASS_TOLERANCE
 from meanfield.measures import ParticleMeasure, check_measure
 from meanfield.transport.certificate import Interval, Part, scaled, united
-from meanfield.transport.pairs import Measure, Measures, Pair, as_measures
+from meanfield.transport.pairs import Measure, Measures, Pair, as_measures, points_of
 from meanfield.transport.problem import UNIT, Problem, normalised_logs, row_norms
 from meanfield.transport.result import TransportResult, gathered
 from meanfield.transport.solve import Settings, extend, finished, solve_arrays
@@ -107,6 +108,8 @@ def conditioned_pair(
                 f"conditions: expected a pair (s, t) of arrays, got {describe(conditions)}"
             )
         both = as_measures(mu, nu)
+        for name, own, value in zip(("mu", "nu"), (mu, nu), conditions, strict=True):
+            check_same_labels(points_of(own), name, value, f"conditions of {name}")
         named = zip(("mu", "nu"), conditions, both[:2], strict=True)
         given = [_conditions(value, measure, name) for name, value, measure in named]
         if given[0].shape[-1] != given[1].shape[-1]:

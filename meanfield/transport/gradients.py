@@ -160,7 +160,7 @@ class _Envelope(torch.autograd.Function):
         if torch.is_grad_enabled():  # the plan stays where points move, and not where weights do
             moved = ctx.needs_input_grad[2] or ctx.needs_input_grad[3]
             if order != 2 or moved or not bool(there.all()):
-                refuse_second_derivative("W₂ above 0 in the points alone has one")
+                _refuse_second_derivative()
         # dW = W^{1−p} dW^p / p; nothing flows into a distance of 0 or ∞.
         power = torch.where(there, value, 1.0) ** (1 - order)
         scale = torch.where(there, grads[0] * power, 0.0)[..., None]
@@ -185,11 +185,11 @@ class _Envelope(torch.autograd.Function):
         return into_x, into_y, into_a, into_b, None
 
 
-def refuse_second_derivative(but: str) -> NoReturn:
-    """Of a value whose plan moves with what the gradient is taken in."""
+def _refuse_second_derivative() -> NoReturn:
+    """Where the plan moves, which the gradient does not know, or two atoms may coincide."""
     raise NotImplementedError(
-        "gradient of a transport distance: expected a backward pass without create_graph: a "
-        f"second derivative would leave out how the plan moves; {but}"
+        "gradient of a transport distance: expected a backward pass without create_graph: only "
+        "W₂ has a second derivative here, where it is above 0, in the points alone"
     )
 
 
@@ -205,5 +205,5 @@ class OneDerivative(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
         """The gradient that comes in."""
         if torch.is_grad_enabled():
-            refuse_second_derivative("that of w2 is known where it is above 0")
+            _refuse_second_derivative()
         return grads[0]

@@ -97,7 +97,7 @@ def as_pair(mu: Measure, nu: Measure, weights: tuple[Any, Any] | None = None) ->
 def as_measures(mu: Measure, nu: Measure, weights: tuple[Any, Any] | None = None) -> Measures:
     """Both arguments as measures; arguments and errors as of `as_pair`."""
     a, b = _both(weights)
-    check_same_columns(_points_of(mu), "mu", _points_of(nu), "nu")
+    check_same_columns(points_of(mu), "mu", points_of(nu), "nu")
     as_numpy = _is_numpy(mu) and _is_numpy(nu)
     mu, nu = _measure(mu, a, "mu"), _measure(nu, b, "nu")
     check_same_kind(mu.points, "mu", nu.points, "nu")
@@ -184,9 +184,10 @@ def _is_numpy(value: Measure) -> bool:
     """Whether the answer should be NumPy: arrays and data frames, beside weights and in lists."""
     if isinstance(value, list) and value:
         return all(map(_is_numpy, value))
-    points = _points_of(value)
+    points = points_of(value)
     return isinstance(points, np.ndarray) or hasattr(points, "to_numpy")
 
 
-def _points_of(value: Measure) -> Any:
+def points_of(value: Measure) -> Any:
+    """What was given for the points of a measure."""
     return value[0] if isinstance(value, tuple) and value else value

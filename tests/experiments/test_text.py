@@ -483,6 +483,8 @@ def test_the_search_climbs_and_stays_in_the_ball():
     F = SelfAttention(AttentionParameters.random(3, generator=0))
     mu = ParticleMeasure.from_sequence(torch.eye(3, dtype=torch.float64))
     worse, constant = climb(F, mu, 1.0, steps=20)
+    with torch.no_grad():
+        assert torch.equal(climb(F, mu, 1.0, steps=20)[0].points, worse.points)
     assert float(torch.linalg.vector_norm(worse.points, dim=-1).max()) <= 1 + 1e-12
     again = local_lipschitz(F, worse, geometry="euclidean")
     assert torch.allclose(constant.value, again.value, rtol=1e-6)
