@@ -68,6 +68,7 @@ _WORDS = (
     ("seed random_state rng", "solver", "solver=linalg.Lanczos(generator=...)"),
     ("device dtype", "mu", "results are where the measure is: mu.to(device, dtype)"),
     ("verbose disp", "", "nothing is printed; answers carry their evidence"),
+    ("out inplace in_place", "", "nothing is changed in place: take what is returned"),
 )
 
 # Likewise of attributes: the words, a member that the value has to have, and the sentence.

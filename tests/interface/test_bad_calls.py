@@ -160,6 +160,7 @@ def test_a_misspelt_name_is_answered_with_the_nearest():
         ('dynamics.flow(F, mu, [0.0, 1.0], rtol=1e-3)', r"method=dynamics.Adaptive\(rtol="),
         ('dynamics.flow(F, mu, [0.0, 1.0], method="RK45")', "did you mean 'dopri5'"),
         ('sweep(f, {"radius": [1.0]}, n_jobs=2)', "executor=, a number of processes"),
+        ("split(mu, inplace=True)", "take what is returned"),
         ('local_lipschitz(F, mu, rtoll=1e-3)', "got rtoll=; did you mean 'rtol'"),
         ("AttentionParameters.from_bilinear(A=A, V=V)", r"from_bilinear\(A, V\), in this order"),
         ("AttentionParameters.random(4, seed=0)", "generator=, an integer"),
