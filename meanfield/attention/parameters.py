@@ -19,6 +19,7 @@ from meanfield.checks import (
     check_same_kind,
     count,
     describe,
+    is_traced,
     number,
 )
 from meanfield.habits import Hinted, NoArithmetic, with_hints
@@ -52,9 +53,13 @@ class AttentionParameters(NoArithmetic, Hinted):
         scale: factor of the scores, a number or one per head (H,); 1/√k if None.
         key_bias: b_K, shape (H, k) or (G, k).
 
+    It keeps copies, through which gradients go to what they were made of. After a step of an
+    optimiser it is to be made anew.
+
     Raises:
         ValueError: shapes that do not fit, NaN or infinite entries, devices that differ.
         TypeError: dtypes that differ or are not float32 or float64.
+        RuntimeError: by ``backward()``, where what it was made of has been changed since.
     """
 
     _instead = "they are matrices, .A, .V, .query, .key, .value, .output"
@@ -95,9 +100,9 @@ class AttentionParameters(NoArithmetic, Hinted):
             check_same_kind(q, "query", matrix, name)
         _check_shapes(q, k, v, w)
         # All heads side by side, so that a product reads its points once; the matrices are views.
-        inner = torch.cat([q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1)])
+        inner = _own(torch.cat([q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1)]))
         parts = inner.split([part.shape[:2].numel() for part in (q, k, v)])
-        outer = None if w is None else w.movedim(0, 1).flatten(1)
+        outer = None if w is None else _own(w.movedim(0, 1).flatten(1).clone())
         out_dim = v.shape[-2] if w is None else w.shape[-2]
         values = {
             "query": parts[0].unflatten(0, q.shape[:2]),
@@ -160,8 +165,9 @@ class AttentionParameters(NoArithmetic, Hinted):
     def from_module(cls, module: torch.nn.MultiheadAttention) -> AttentionParameters:
         """The matrices and biases of a `torch.nn.MultiheadAttention` as self-attention.
 
-        They are those of the module now, and carry its gradients. Whether attention is masked
-        is said at a call of the module, and so by ``SelfAttention(parameters, causal=…)``.
+        They are those of the module now, and carry its gradients until it changes. Whether
+        attention is masked is said at a call of the module, and so by
+        ``SelfAttention(parameters, causal=…)``.
 
         Args:
             module: with or without biases, whatever its ``batch_first``. Dropout is left out, as
@@ -467,7 +473,7 @@ def _bias(value: Any, name: str, like: Tensor, shape: tuple[int, ...]) -> Tensor
     if tensor.shape != shape and (1, *tensor.shape) != shape:
         raise ValueError(f"{name}: expected shape {shape}, got {tuple(tensor.shape)}")
     check_finite(tensor, name)
-    return tensor.reshape(shape)
+    return _own(tensor.reshape(shape).clone())
 
 
 def _scale(value: Any, query: Tensor) -> Tensor:
@@ -480,7 +486,42 @@ def _scale(value: Any, query: Tensor) -> Tensor:
             f"scale: expected a number or one per head ({H},), got shape {tuple(tensor.shape)}"
         )
     check_finite(tensor, "scale")
-    return tensor.expand(H)
+    return _own(tensor.clone()).expand(H)
+
+
+def _own(tensor: Tensor) -> Tensor:
+    """The copy, which refuses derivatives in tensors that were changed since it was made.
+
+    A map made once, before a loop of training, would stay that of the first step in silence.
+    """
+    if not tensor.requires_grad or is_traced(tensor):
+        return tensor
+    made_of = [(leaf, leaf._version) for leaf in _leaves(tensor)]
+
+    @torch.utils.hooks.unserializable_hook  # one read from a file has no leaves
+    def check(gradient: Tensor) -> None:
+        if any(leaf._version != version for leaf, version in made_of):
+            raise RuntimeError(
+                "AttentionParameters: expected matrices as they were when this was made, got some "
+                "changed since, as by a step of an optimiser; make it, and its map, anew at each "
+                "step: it keeps a copy"
+            )
+
+    tensor.register_hook(check)
+    return tensor
+
+
+def _leaves(tensor: Tensor) -> list[Tensor]:
+    """The tensors that gradients of this one go to."""
+    found, seen, nodes = [], set(), [tensor.grad_fn]
+    while nodes:
+        node: Any = nodes.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        found += [node.variable] if node.name().endswith("AccumulateGrad") else []
+        nodes += [each for each, _ in node.next_functions]
+    return found
 
 
 def _check_multihead(module: Any) -> None:

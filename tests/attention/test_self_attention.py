@@ -127,6 +127,46 @@ def test_covariances_of_close_atoms_far_from_the_origin_keep_their_digits():
     )
 
 
+def test_a_map_made_before_a_step_of_an_optimiser_gives_no_gradient():
+    """It stays the map that it was, and says so where it would be trained in silence."""
+    mu = ParticleMeasure(torch.randn(5, 4, dtype=F64))
+    module = torch.nn.MultiheadAttention(4, 2, batch_first=True).to(F64)
+    matrices = [torch.nn.Parameter(torch.randn(4, 4, dtype=F64)) for _ in range(4)]
+    biases = [torch.nn.Parameter(torch.randn(4, dtype=F64)) for _ in range(3)]
+    scale = torch.nn.Parameter(torch.tensor(0.5, dtype=F64))
+    for make, parts in (
+        (lambda: AttentionParameters.from_module(module), list(module.parameters())),
+        (
+            lambda: AttentionParameters(*matrices, *biases, scale=scale),
+            [*matrices, *biases, scale],
+        ),
+        # Through copies in another precision, and a sum.
+        (lambda: AttentionParameters(*((m + m).float() for m in matrices)).to(F64), matrices),
+    ):
+        F = SelfAttention(make())
+        for _ in range(2):  # gradients add up as long as nothing changes
+            F(mu).points.square().sum().backward()
+        for part in parts:
+            F = SelfAttention(make())
+            before = F(mu).points.detach()
+            with torch.no_grad():
+                part.mul_(1.1)
+            assert torch.equal(F(mu).points, before)
+            with pytest.raises(RuntimeError, match="some changed since.* at each step"):
+                F(mu).points.square().sum().backward()
+
+
+def test_parameters_share_no_memory_with_what_they_were_made_of():
+    arrays = [torch.randn(4, 4, dtype=F64) for _ in range(4)]
+    arrays += [torch.randn(4, dtype=F64) for _ in range(3)] + [torch.ones(1, dtype=F64)]
+    F = SelfAttention(AttentionParameters(*arrays))
+    mu = ParticleMeasure(torch.randn(5, 4, dtype=F64))
+    before = F(mu).points
+    for array in arrays:
+        array.mul_(2.0)
+    assert torch.equal(F(mu).points, before)
+
+
 def test_derivatives_of_the_field_record_no_gradient():
     # Of parameters one would be that of V and A alone, without that of the covariances.
     A = torch.tensor([[-1.0]], dtype=F64, requires_grad=True)
