@@ -70,7 +70,8 @@ def solve_conditional_w2(
         conditions they have.
 
     Raises:
-        ValueError: measures without positions, and what `solve_w2` refuses.
+        ValueError: measures without positions, positions that differ in their last digits alone,
+            and what `solve_w2` refuses.
         ConvergenceError: under `strict`, when `rtol` is not met.
 
     Example:
@@ -133,7 +134,14 @@ def _conditions(value: Any, measure: ParticleMeasure, name: str) -> Tensor:
             f"conditions of {name}: expected one number or vector for each of its {n} atoms, "
             f"shape (..., {n}) or (..., {n}, k), got {tuple(found.shape)}"
         )
-    return found.expand(*measure.batch_shape, n, found.shape[-1])
+    batch = tuple(measure.batch_shape)
+    try:
+        return found.expand(*batch, n, found.shape[-1])
+    except RuntimeError:
+        raise ValueError(
+            f"conditions of {name}: expected the batch axes of its points, {batch}, got "
+            f"{tuple(found.shape[:-2])}"
+        ) from None
 
 
 def solved_by_condition(
@@ -195,8 +203,7 @@ def _solve_case(
     case: Problem, s: np.ndarray, t: np.ndarray, settings: Settings, tolerance: float
 ) -> Interval:
     """One pair in the caller's unit, with the conditions of its atoms."""
-    labels = grouped_conditions(s, t)
-    groups = groups_of(labels, case.log_a, case.log_b, tolerance)
+    groups = groups_of(s, t, case.log_a, case.log_b, tolerance)
     if groups is None:
         return _infinite()
     (mine, theirs), parts = groups, []
@@ -207,8 +214,9 @@ def _solve_case(
         parts.append(Part(found, xs, ys, mine.log_masses[ids]))
     answer = united(parts, (case.n, case.m), 2, log_error=mismatch)
     f, g = answer.f, answer.g
-    if f is not None and g is not None:
-        in_x, in_y = case.log_a > -math.inf, case.log_b > -math.inf
+    in_x, in_y = case.log_a > -math.inf, case.log_b > -math.inf
+    if f is not None and g is not None and not (in_x.all() and in_y.all()):
+        labels = grouped_conditions(s, t)
         for label in np.union1d(labels[0][~in_x], labels[1][~in_y]):
             i, j = (np.flatnonzero(each == label) for each in labels)
             here_f, here_g = f[i], g[j]
@@ -225,15 +233,29 @@ def grouped_conditions(s: np.ndarray, t: np.ndarray) -> tuple[np.ndarray, np.nda
 
 
 def groups_of(
-    labels: tuple[np.ndarray, np.ndarray], log_a: np.ndarray, log_b: np.ndarray, tolerance: float
+    s: np.ndarray, t: np.ndarray, log_a: np.ndarray, log_b: np.ndarray, tolerance: float
 ) -> tuple[Groups, Groups] | None:
     """The groups of two measures in the same order; None where the first marginals differ."""
+    labels = grouped_conditions(s, t)
     mine, theirs = _grouped(labels[0], log_a), _grouped(labels[1], log_b)
     present = (labels[0][mine.order[mine.starts]], labels[1][theirs.order[theirs.starts]])
     if not np.array_equal(*present):
+        _check_last_digits(s[log_a > -math.inf], t[log_b > -math.inf])
         return None
     mismatch = np.abs(mine.log_masses - theirs.log_masses).max()
     return (mine, theirs) if mismatch <= tolerance else None
+
+
+def _check_last_digits(s: np.ndarray, t: np.ndarray) -> None:
+    """Refuse conditions that would be the same without their last digits, as 3 · 0.1 and 3/10."""
+    size = max(np.abs(s).max(), np.abs(t).max(), np.finfo(float).tiny)
+    mine, theirs = (np.unique(np.round(each / size, 13), axis=0) for each in (s, t))
+    if np.array_equal(mine, theirs):
+        raise ValueError(
+            "positions: expected the same of both measures, or different ones, got some that "
+            "differ in their last digits alone, as 3 * 0.1 and 3 / 10, at an infinite distance; "
+            "make both in one way, or round them"
+        )
 
 
 def _grouped(labels: np.ndarray, logs: np.ndarray) -> Groups:

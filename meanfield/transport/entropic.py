@@ -19,7 +19,6 @@ from meanfield.measures import ParticleMeasure
 from meanfield.transport.conditional import (
     by_shape,
     conditioned_pair,
-    grouped_conditions,
     groups_of,
 )
 from meanfield.transport.gradients import OneDerivative
@@ -172,7 +171,7 @@ def _conditional(
 ) -> Tensor:
     """Σ θ(s) S_ε(μˢ, νˢ); conditions of equally many atoms are one batch."""
     x, y = mu[2], nu[2]
-    groups = groups_of(grouped_conditions(s, t), mu[1], nu[1], MASS_TOLERANCE[x.dtype])
+    groups = groups_of(s, t, mu[1], nu[1], MASS_TOLERANCE[x.dtype])
     if groups is None:
         return x.new_tensor(math.inf)
     present = [torch.as_tensor(each.order).to(x.device) for each in groups]

@@ -8,8 +8,14 @@ import mpmath
 import pytest
 import torch
 
-from meanfield.measures import ParticleMeasure, disintegrate
-from meanfield.transport import conditional_w2, solve_conditional_w2, solve_w2, w2
+from meanfield.measures import ParticleMeasure, disintegrate, mixture
+from meanfield.transport import (
+    conditional_sinkhorn_divergence,
+    conditional_w2,
+    solve_conditional_w2,
+    solve_w2,
+    w2,
+)
 
 
 def test_groups_agree_with_the_plain_distance_of_each_conditional() -> None:
@@ -33,6 +39,40 @@ def test_unequal_first_marginals_are_infinitely_far() -> None:
         result = solve_conditional_w2(here, other)
         assert float(result.value) == float(result.lower) == float(result.upper) == math.inf
         assert float(conditional_w2(other, here)) == math.inf
+
+
+@pytest.mark.parametrize("distance", [conditional_w2, conditional_sinkhorn_divergence])
+def test_positions_that_differ_in_their_last_digits_alone_are_refused(distance) -> None:
+    points, steps = torch.randn(11, 2, dtype=torch.float64), torch.arange(11).double()
+    here, there = (ParticleMeasure(points, positions=s) for s in (steps * 0.1, steps / 10))
+    assert (here.positions != there.positions).any()
+    settings = {} if distance is conditional_w2 else {"blur": 0.1}
+    with pytest.raises(ValueError, match="positions: .* in their last digits alone"):
+        distance(here, there, **settings)
+    # Both in one measure, where the other has one of them.
+    with pytest.raises(ValueError, match="last digits"):
+        distance(mixture([here, there]), here, **settings)
+    # Further apart they are other positions, and those of atoms without mass do not count.
+    apart = ParticleMeasure(points, positions=steps * 0.1 * (1 - 1e-11))
+    assert float(distance(here, apart, **settings)) == math.inf
+    mass = (here.positions == there.positions).double()
+    light = [
+        ParticleMeasure(points, mass / mass.sum(), positions=each.positions)
+        for each in (here, there)
+    ]
+    assert float(distance(*light, **settings)) == pytest.approx(0.0, abs=1e-12)
+
+
+def test_conditions_with_other_batch_axes_than_the_points_are_refused() -> None:
+    x, several = torch.randn(3, 2), torch.randn(2, 3, 2)
+    for y, s, t in (
+        (x, torch.zeros(2, 3), torch.zeros(3)),
+        (several, torch.zeros(3), torch.zeros(4, 3)),
+    ):
+        with pytest.raises(ValueError, match="expected the batch axes of its points"):
+            solve_conditional_w2(x, y, conditions=(s, t))
+    both = solve_conditional_w2(x, several, conditions=(torch.zeros(2, 3), torch.zeros(3))).value
+    torch.testing.assert_close(both, w2(x, several))
 
 
 def test_first_marginals_that_agree_up_to_a_tolerance_leave_the_distance_open_by_it() -> None:
