@@ -179,7 +179,7 @@ def as_floats(values: Any, name: str = "value", *, finite: bool = False) -> np.n
         ValueError: nothing at all, rows of different lengths, masked entries, and NaN or
             infinity if `finite`.
     """
-    if hasattr(values, "detach"):
+    if is_tensor(values):
         values = to_host(as_float_tensor(values, name).double())
     array = _as_array(values, name)
     if not array.size:
@@ -188,6 +188,11 @@ def as_floats(values: Any, name: str = "value", *, finite: bool = False) -> np.n
         bad = array[~np.isfinite(array)]
         raise ValueError(f"{name}: expected finite numbers, got {bad.flat[0]}")
     return array.astype(float, copy=False)
+
+
+def is_tensor(value: object) -> bool:
+    """Whether it is a tensor of torch, which need not be imported."""
+    return hasattr(value, "detach")
 
 
 def to_host(values: Tensor) -> np.ndarray:
@@ -476,11 +481,16 @@ def check_same_columns(reference: Any, reference_name: str, value: Any, name: st
 
 
 def check_coordinates(value: Any, name: str) -> None:
-    """Refuse a table of pandas with a column of weights: all columns are coordinates."""
+    """Refuse a table of pandas with weights or numbers of rows: all columns are coordinates."""
     for column in {"weight", "weights"}.intersection(getattr(value, "columns", ())):
         raise ValueError(
             f"{name}: expected a table of coordinates, got one with a column {column!r}; leave "
             f"it out of the points and give it as weights=table[{column!r}]"
+        )
+    if "index" in getattr(value, "columns", ()):
+        raise ValueError(
+            f"{name}: expected a table of coordinates, got one with a column 'index', which "
+            "reset_index() makes of the row labels; take reset_index(drop=True)"
         )
 
 
@@ -496,7 +506,7 @@ def _as_array(value: Any, name: str) -> np.ndarray:
                 "them out (an atom that is absent has weight 0)"
             )
         value = value.data
-    if _has_gradient(value) and not hasattr(value, "detach"):
+    if _has_gradient(value) and not is_tensor(value):
         raise TypeError(
             f"{name}: expected one tensor where a gradient is wanted, got a "
             f"{type(value).__name__} of tensors; torch.stack makes one of them"

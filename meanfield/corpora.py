@@ -74,9 +74,9 @@ def corpus(source: str | os.PathLike[str], *, download: bool = True) -> Corpus:
     if os.fspath(source) == "alice":
         return _alice(download)
     path = Path(source).expanduser()
-    if not path.is_file():
+    if not os.path.isfile(path):  # a whole text is too long a name to ask pathlib for
         raise FileNotFoundError(
-            f'source: expected "alice" or the path of a text file, got {os.fspath(source)!r}'
+            f'source: expected "alice" or the path of a text file, got {os.fspath(source)!r:.80}'
         )
     return _decoded(path.name, path.read_bytes())
 

@@ -42,7 +42,7 @@ __all__ = [
     "stack",
 ]
 
-_NO_BATCH = "expected a batch of measures, got one measure of mu.n_particles atoms, mu.points"
+_NO_BATCH = "expected a batch of measures, got one measure; its atoms are mu.points, mu.weights"
 _BLOCK = 2**22  # distances held at once: 32 MB in float64
 
 

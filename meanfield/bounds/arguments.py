@@ -7,18 +7,20 @@ from typing import Any
 
 import numpy as np
 
-from meanfield.checks import as_floats
+from meanfield.checks import as_floats, is_tensor
 
 _LARGEST = 1e300  # of c: a few times as much still is a float64
 _RATIO = (5**0.5 - 1) / 2  # of golden section
 
 
 def norms(value: Any, name: str) -> np.ndarray:
-    """Finite numbers ≥ 0: norms, radii, factors; no square array of norms, which is a matrix."""
+    """Finite numbers ≥ 0: norms, radii, factors; no square array, which is of matrices."""
     array = as_floats(value, name)
-    if name.startswith("norm") and array.ndim == 2 and array.shape[0] == array.shape[1] > 1:
+    axes = (2, 3) if is_tensor(value) else (2,)  # tensors (H, d, d) are those of heads
+    square_ones = array.ndim in axes and array.shape[-2] == array.shape[-1] > 1
+    if name.startswith("norm") and square_ones:
         raise ValueError(
-            f"{name}: expected a norm or an array of norms, got a square matrix {array.shape}; "
+            f"{name}: expected a norm or an array of norms, got square matrices {array.shape}; "
             "give its norm, or take bounds.table(F, R) of a layer; a square array of norms has to "
             "be flattened, or broadcast from a row and a column"
         )

@@ -111,7 +111,7 @@ def figure(*columns: str) -> Callable[[Draw], Draw]:
         @functools.wraps(draw)
         def drawn(
             ds: Any,
-            *,
+            *by_place: Any,
             ax: Axes | None = None,
             legend: bool | str = True,
             title: str | None = None,
@@ -120,8 +120,13 @@ def figure(*columns: str) -> Callable[[Draw], Draw]:
             from matplotlib import rcParams
 
             ds = drawable(draw.__name__, ds, columns)
+            names = [*own.parameters, "legend", "title"][1:]
+            if by_place:
+                raise TypeError(
+                    f"{draw.__name__}: expected the Dataset alone without a name, got "
+                    f"{len(by_place)} more; by name: {', '.join(names)}"
+                )
             for given in settings.keys() - own.parameters.keys():
-                names = [*own.parameters, "legend", "title"][1:]
                 raise TypeError(
                     f"{draw.__name__}: expected some of {', '.join(names)}, got "
                     f"{given}={suggestion(given, names)}"

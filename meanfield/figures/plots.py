@@ -93,6 +93,11 @@ def plot_growth(
     names = [str(name) for name in ds.variables]
     for name in (x, y, *([by] if by else []), *bounds):
         choice(name, "the Dataset's variable", names)
+        if ds[name].dims != ("case",):
+            raise ValueError(
+                f"ds: expected a Dataset along 'case', got {name} along {ds[name].dims}; draw "
+                "what the sweep returned, and not its cube"
+            )
     return growth(ds, x, y, by, bounds).on(ax, ds)
 
 

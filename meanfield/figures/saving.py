@@ -10,7 +10,7 @@ from typing import Any
 
 import xarray as xr
 
-from meanfield.checks import choice
+from meanfield.checks import choice, describe
 from meanfield.errors import NoCases
 from meanfield.figures.canvas import style
 from meanfield.figures.legends import with_room
@@ -48,6 +48,11 @@ def save_all(
         The paths, and a sentence in place of a figure for which the Dataset has no cases.
     """
     formats = [choice(one, "formats", _SIGNED) for one in dict.fromkeys(formats)]
+    if not isinstance(figures, Mapping):
+        raise TypeError(
+            "figures: expected functions by the names of their files, such as "
+            f"{{'growth': plot_growth}}, got {describe(figures)}"
+        )
     made: list[Path | str] = []
     for name, draw in figures.items():
         try:

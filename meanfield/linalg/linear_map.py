@@ -252,7 +252,7 @@ class LinearMap:
     def __mul__(self, factor: float) -> LinearMap:
         """c · J for a real number c."""
         if not isinstance(factor, numbers.Real):
-            return NotImplemented
+            raise TypeError(f"J * c: expected a number, got {describe(factor)}; J @ x applies J")
         return replace(
             self,
             matvec=lambda eps: factor * self.matvec(eps),

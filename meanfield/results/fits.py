@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from meanfield.checks import as_floats, number
+from meanfield.checks import as_floats, check_same_labels, number
 from meanfield.habits import with_hints
 from meanfield.results.labels import Variable, dataset
 
@@ -101,6 +101,7 @@ def _points(
     x: Any, y: Any, groups: Any, converged: Any
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The pairs of the fit, flat, and the number of the group of each."""
+    check_same_labels(x, "x", y, "y")
     x, y = as_floats(x, "x"), as_floats(y, "y")
     labels = np.arange(x.size).reshape(x.shape) if groups is None else np.asarray(groups)
     good = np.ones(x.shape, bool) if converged is None else np.asarray(converged).astype(bool)

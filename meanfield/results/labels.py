@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from meanfield.checks import to_host
+from meanfield.checks import is_tensor, to_host
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -143,7 +143,7 @@ def dataset(
 def array_of(value: Any) -> np.ndarray:
     """A number, an array or a tensor as an array."""
     # Tensors are told by what they can do: this module does not load torch.
-    return to_host(value) if hasattr(value, "detach") else np.asarray(value)
+    return to_host(value) if is_tensor(value) else np.asarray(value)
 
 
 def printable(text: str) -> str:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 import xarray as xr
 
-from meanfield.checks import to_host
+from meanfield.checks import is_tensor, to_host
 from meanfield.results import Variable
 from meanfield.results.cases import FAILED, NOT_CONVERGED, OK, Labels
 from meanfield.results.labels import printable
@@ -259,7 +259,7 @@ def _fitting(variable: Variable, value: Any, shape: tuple[int, ...]) -> np.ndarr
         return value  # the most common case, ten times faster than by an array
     if np.ma.isMaskedArray(value) and np.ma.getmaskarray(value).any():
         raise ValueError(f"{variable.name}: expected values, got masked ones")
-    value = to_host(value) if hasattr(value, "detach") else value
+    value = to_host(value) if is_tensor(value) else value
     # As objects, because NumPy's own texts lose NUL characters at the end.
     array = np.asarray(value, object if variable.dtype == "str" else None)
     if array.shape != shape:

@@ -56,6 +56,14 @@ def folder(tmp_path_factory):
     return place
 
 
+def test_a_text_in_the_place_of_its_path_is_told_so():
+    with pytest.raises(
+        FileNotFoundError, match="or the path of a text file, got 'the river"
+    ) as it:
+        corpora.corpus(TEXT * 40)
+    assert len(str(it.value)) < 200
+
+
 def load(name):
     return importlib.import_module(f"meanfield.experiments.{name}")
 

@@ -327,7 +327,6 @@ FOREIGN = {
     "checks": "arrays of any library, and torch's private state",
     "html": "arrays of any library",
     "results.labels": "arrays of any library, torch not imported",
-    "sweeps.batches": "arrays of any library, torch not imported",
     "sweeps.grid": "arrays of any library, torch not imported",
     "transport.pairs": "arrays of any library",
     "sweeps.executors": "executors of other packages",
