@@ -310,7 +310,36 @@ def own_tensor(
             f"{', '.join(names)}; rename them, or give its .values, whose axes go by place"
         )
     tensor = as_float_tensor(value, name, like=like)
-    return tensor if isinstance(value, (list, tuple)) else tensor.clone()
+    if isinstance(value, (list, tuple)):
+        return tensor
+    tensor = tensor.clone()
+    if not tensor.requires_grad or is_traced(tensor):
+        return tensor
+    source = value if value._base is None else value._base
+    return refuse_when_stale(tensor, [source] * source.is_leaf, "ParticleMeasure")
+
+
+def refuse_when_stale(copy: Tensor, leaves: Iterable[Tensor], who: str) -> Tensor:
+    """The copy, which refuses gradients to tensors that were changed since it was made of them.
+
+    What is made once, before a loop of training, would stay that of the first step in silence.
+    """
+    import torch
+
+    if not copy.requires_grad or is_traced(copy):
+        return copy
+    made_of = [(leaf, leaf._version) for leaf in leaves]
+
+    @torch.utils.hooks.unserializable_hook  # one read from a file has no leaves
+    def check(gradient: Tensor) -> None:
+        if any(leaf._version != version for leaf, version in made_of):
+            raise RuntimeError(
+                f"{who}: expected tensors as they were when it was made, got some changed since, "
+                "as by a step of an optimiser; make it anew at each step: it keeps a copy"
+            )
+
+    copy.register_hook(check)
+    return copy
 
 
 def is_single(value: Any) -> bool:

@@ -52,7 +52,8 @@ class ParticleMeasure(NoNumber, Hinted):
 
     Weights are kept as logarithms, so that an atom of weight e^{−900} loses no digits, and a ratio
     of two weights is computed from the difference of their logarithms. Arrays and tensors that
-    come in are copied: a measure is a value. ``mu == nu`` asks whether they are one object,
+    come in are copied: a measure is a value. Gradients go to what it was made of until that is
+    changed in place, as by an optimiser. ``mu == nu`` asks whether they are one object,
     `meanfield.w2` whether they are one measure.
 
     Args:

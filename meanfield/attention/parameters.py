@@ -19,8 +19,8 @@ from meanfield.checks import (
     check_same_kind,
     count,
     describe,
-    is_traced,
     number,
+    refuse_when_stale,
 )
 from meanfield.habits import Hinted, NoArithmetic, with_hints
 from meanfield.html import html_table, span
@@ -490,25 +490,8 @@ def _scale(value: Any, query: Tensor) -> Tensor:
 
 
 def _own(tensor: Tensor) -> Tensor:
-    """The copy, which refuses derivatives in tensors that were changed since it was made.
-
-    A map made once, before a loop of training, would stay that of the first step in silence.
-    """
-    if not tensor.requires_grad or is_traced(tensor):
-        return tensor
-    made_of = [(leaf, leaf._version) for leaf in _leaves(tensor)]
-
-    @torch.utils.hooks.unserializable_hook  # one read from a file has no leaves
-    def check(gradient: Tensor) -> None:
-        if any(leaf._version != version for leaf, version in made_of):
-            raise RuntimeError(
-                "AttentionParameters: expected matrices as they were when this was made, got some "
-                "changed since, as by a step of an optimiser; make it, and its map, anew at each "
-                "step: it keeps a copy"
-            )
-
-    tensor.register_hook(check)
-    return tensor
+    """The copy, which refuses gradients to matrices that were changed since."""
+    return refuse_when_stale(tensor, _leaves(tensor), "AttentionParameters")
 
 
 def _leaves(tensor: Tensor) -> list[Tensor]:

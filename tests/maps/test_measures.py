@@ -21,6 +21,7 @@ from meanfield.measures import (
     split,
     stack,
 )
+from meanfield.transport import w2
 from tests.strategies import Problem, problems
 
 F64 = torch.float64
@@ -113,6 +114,27 @@ def test_weights_and_positions_are_copied_too():
         each.zero_()
     assert mu.weights.tolist() == pytest.approx([0.25, 0.75])
     assert mu.positions.tolist() == [0.25, 0.75]
+
+
+@pytest.mark.parametrize("part", ["all", "rows"])
+def test_a_measure_made_before_a_step_of_an_optimiser_gives_no_gradient(part):
+    """Its atoms stay where they were, and the same gradient would be added up in silence."""
+    x, y = torch.randn(5, 2, dtype=F64, requires_grad=True), torch.randn(3, 2, dtype=F64)
+    mu = ParticleMeasure(x if part == "all" else x[1:4])
+    for _ in range(2):  # gradients add up as long as nothing changes
+        mu.points.square().sum().backward()
+    optimiser = torch.optim.SGD([x], lr=0.1)
+    optimiser.step()
+    with pytest.raises(RuntimeError, match="ParticleMeasure: .* some changed since"):
+        w2(mu, y).backward()
+    values = []
+    for _ in range(2):
+        optimiser.zero_grad()
+        distance = w2(ParticleMeasure(x), y)
+        distance.backward()
+        optimiser.step()
+        values.append(float(distance.detach()))
+    assert values[1] < values[0]
 
 
 def test_weights_normalised_in_single_precision_are_taken_beside_points_in_double():
