@@ -56,7 +56,7 @@ class BoundTable(
         return tuple(map(BoundRow, self.statement, self.value, *words))
 
     def __getitem__(self, index: Any) -> Any:
-        return self.rows[index]
+        return self.row(index) if isinstance(index, str) else self.rows[index]
 
     def __len__(self) -> int:
         return len(self.rows)

@@ -100,6 +100,7 @@ def test_no_constant_behind_a_norm_exceeds_a_row(seed, d, kind, centred, causal,
         assert table.row(row).value <= anywhere.row(row).value
     else:
         assert anywhere.row("tokens").reason
+        assert anywhere["tokens"] == anywhere.row("tokens") and anywhere[0] == anywhere.rows[0]
 
 
 def test_what_bounds_attention_is_multiplied_by_the_constant_of_the_norm():

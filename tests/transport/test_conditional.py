@@ -53,6 +53,13 @@ def test_positions_that_differ_in_their_last_digits_alone_are_refused(distance) 
     with pytest.raises(ValueError, match="last digits"):
         distance(mixture([here, there]), here, **settings)
     # Further apart they are other positions, and those of atoms without mass do not count.
+    padded = ParticleMeasure(
+        torch.cat([points, points[:1]]),
+        [1 / 11] * 11 + [0.0],
+        positions=torch.cat([here.positions, steps[:1] + 0.55]),
+    )
+    with pytest.raises(ValueError, match="last digits"):
+        distance(padded, there, **settings)
     apart = ParticleMeasure(points, positions=steps * 0.1 * (1 - 1e-11))
     assert float(distance(here, apart, **settings)) == math.inf
     mass = (here.positions == there.positions).double()
