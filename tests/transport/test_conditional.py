@@ -116,3 +116,22 @@ def test_measures_without_positions_are_refused() -> None:
     x = torch.zeros(2, 1, dtype=torch.float64)
     with pytest.raises(ValueError, match="positions"):
         conditional_w2(ParticleMeasure(x), ParticleMeasure(x, positions=[0.5, 1.0]))
+
+
+def test_potentials_hold_at_atoms_without_mass_that_one_measure_alone_has() -> None:
+    generator = torch.Generator().manual_seed(3)
+    x, y = (torch.randn(n, 2, dtype=torch.float64, generator=generator) for n in (5, 4))
+    s, t = torch.tensor([0.5, 0.5, 1.0, 1.0, 1.0]).double(), torch.tensor([0.5, 0.5, 1.0, 1.0])
+    mu = ParticleMeasure(x, [0.25, 0.25, 0.25, 0.25, 0.0], positions=s)
+    nu = ParticleMeasure(y, positions=t.double())
+    for one, other in ((mu, nu), (nu, mu)):
+        found = solve_conditional_w2(one, other)
+        assert found.potentials is not None
+        f, g = found.potentials
+        cost = (one.points[:, None] - other.points).square().sum(-1)
+        same = one.positions[:, None] == other.positions
+        slack = (cost - f[:, None] - g)[same]
+        assert float(slack.min()) >= -1e-12
+        absent = f[-1] if one is mu else g[-1]
+        tight = (cost - f[:, None] - g).where(same, math.inf).min(1 if one is mu else 0).values
+        assert abs(float(tight[-1])) < 1e-12 and math.isfinite(float(absent))
