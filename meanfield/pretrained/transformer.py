@@ -153,7 +153,10 @@ class Transformer(Hinted):
 
     @with_hints
     def block(self, layer: int, *, length: int | None = None) -> Map:
-        """Attention and feed-forward layer with their residuals and norms.
+        """Attention and feed-forward layer with their residuals and norms, for the model as it is.
+
+        When the model changes ask for it anew: attention keeps copies of its matrices, the other
+        layers have the model's own.
 
         Args:
             layer: 0 is the first.
