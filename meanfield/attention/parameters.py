@@ -40,7 +40,8 @@ class AttentionParameters(NoArithmetic, Hinted):
     does. Several query heads may share one key and value head (grouped heads): query head h then
     uses key and value head ⌊hG/H⌋. Matrices map columns, as the weights of `torch.nn.Linear` do:
     outputs × inputs, here and everywhere else. The matrices of [KPM21] and those that multiply
-    rows, X W^Q, are their transposes.
+    rows, X W^Q, are their transposes. They are copies, through which gradients go to what they
+    were made of; after a step of an optimiser this is to be made anew.
 
     Args:
         query: Q, shape (H, k, d); a matrix (k, d) is one head.
@@ -52,9 +53,6 @@ class AttentionParameters(NoArithmetic, Hinted):
         output_bias: b_O, shape (d_out,).
         scale: factor of the scores, a number or one per head (H,); 1/√k if None.
         key_bias: b_K, shape (H, k) or (G, k).
-
-    It keeps copies, through which gradients go to what they were made of. After a step of an
-    optimiser it is to be made anew.
 
     Raises:
         ValueError: shapes that do not fit, NaN or infinite entries, devices that differ.
@@ -502,7 +500,8 @@ def _leaves(tensor: Tensor) -> list[Tensor]:
         if node is None or node in seen:
             continue
         seen.add(node)
-        found += [node.variable] if node.name().endswith("AccumulateGrad") else []
+        if node.name().endswith("AccumulateGrad"):
+            found.append(node.variable)
         nodes += [each for each, _ in node.next_functions]
     return found
 

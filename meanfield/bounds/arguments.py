@@ -17,8 +17,8 @@ def norms(value: Any, name: str) -> np.ndarray:
     """Finite numbers ≥ 0: norms, radii, factors; no square array, which is of matrices."""
     array = as_floats(value, name)
     axes = (2, 3) if is_tensor(value) else (2,)  # tensors (H, d, d) are those of heads
-    square_ones = array.ndim in axes and array.shape[-2] == array.shape[-1] > 1
-    if name.startswith("norm") and square_ones:
+    is_square = array.ndim in axes and array.shape[-2] == array.shape[-1] > 1
+    if name.startswith("norm") and is_square:
         raise ValueError(
             f"{name}: expected a norm or an array of norms, got square matrices {array.shape}; "
             "give its norm, or take bounds.table(F, R) of a layer; a square array of norms has to "

@@ -142,7 +142,6 @@ def dataset(
 
 def array_of(value: Any) -> np.ndarray:
     """A number, an array or a tensor as an array."""
-    # Tensors are told by what they can do: this module does not load torch.
     return to_host(value) if is_tensor(value) else np.asarray(value)
 
 

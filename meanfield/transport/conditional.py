@@ -252,9 +252,9 @@ def _check_last_digits(s: np.ndarray, t: np.ndarray) -> None:
     mine, theirs = (np.unique(np.round(each / size, 13), axis=0) for each in (s, t))
     if np.array_equal(mine, theirs):
         raise ValueError(
-            "positions: expected the same of both measures, or different ones, got some that "
-            "differ in their last digits alone, as 3 * 0.1 and 3 / 10, at an infinite distance; "
-            "make both in one way, or round them"
+            "positions: expected the same of both measures, or different ones, got positions or "
+            "conditions that differ in their last digits alone, as 3 * 0.1 and 3 / 10, at an "
+            "infinite distance; make both in one way, or round them"
         )
 
 
