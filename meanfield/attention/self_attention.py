@@ -131,8 +131,11 @@ class SelfAttention(Map):
             TypeError: another dtype than the parameters'.
             ConvergenceError: a Sinkhorn plan that has not converged, if strict.
         """
-        weights = self.weights(mu)
-        moved = self._attend(weights, weights.features.q, weights.positions)
+        weights, plan = self._planned(mu)
+        if plan is None:
+            moved = self._attend(weights, weights.features.q, weights.positions)
+        else:
+            moved = self._joined(weights, plan.weights @ weights.features.v)
         return mu.replace(weights.unsort(moved))
 
     @without_autocast
@@ -168,12 +171,20 @@ class SelfAttention(Map):
     @without_autocast
     def plan(self, mu: ParticleMeasure) -> Plan:
         """The Sinkhorn plan with its potentials and how well the marginals are met."""
-        _, plan = self._planned(mu)
+        weights, plan = self._planned(mu)
         if plan is None:
             raise ValueError(
                 f"plan: expected the normalisation sinkhorn, got {self.normalization}"
             )
-        return plan
+        if weights.order is None:
+            return plan
+        place = weights.order.argsort(-1)[..., None, :]
+        rows = plan.weights.gather(-2, place[..., None].expand(plan.weights.shape))
+        return replace(
+            plan,
+            weights=rows.gather(-1, place[..., None, :].expand(rows.shape)),
+            potentials=plan.potentials.gather(-1, place.expand(plan.potentials.shape)),
+        )
 
     def weights(self, mu: ParticleMeasure) -> Weights:
         """The attention weights between the atoms of μ, a block of rows at a time."""
@@ -291,7 +302,7 @@ class SelfAttention(Map):
 
     def _attend(self, weights: Weights, queries: Tensor, positions: Tensor | None) -> Tensor:
         """Γ for queries ``(*batch, H, m, k)``."""
-        par, features = self.parameters, weights.features
+        features = weights.features
         places = weights.places(positions)
         heads = attend(
             queries,
@@ -302,9 +313,12 @@ class SelfAttention(Map):
             places.columns,
             scoring=weights.scoring,
         )
-        if features.v_centre is not None:
-            heads = heads + features.v_centre
-        out = par.join(heads)
+        return self._joined(weights, heads)
+
+    def _joined(self, weights: Weights, heads: Tensor) -> Tensor:
+        """The outputs of averages of values per head, ``(*batch, H, m, d_v)``."""
+        par, centre = self.parameters, weights.features.v_centre
+        out = par.join(heads if centre is None else heads + centre)
         return out if par.output_bias is None else out + par.output_bias
 
     def _check(self, mu: ParticleMeasure) -> None:

@@ -43,7 +43,7 @@ BUDGETS = {
     "ten steps of a flow": (950, 8, 0),
     "adaptive flow": (520, 12, 0),
     "stability": (6000, 230, 0),
-    "Sinkhorn attention": (270, 6, 0),
+    "Sinkhorn attention": (120, 6, 0),
     "2,000 distances of two atoms": (20, 8, 5),
     "distance": (20, 8, 5),
     "Sinkhorn divergence": (4200, 3, 0),
