@@ -52,38 +52,50 @@ class AttentionCore(InDouble, Core):
     # --- products ---
 
     def entries(self, *, squares: bool) -> int:
-        """Of the differences vⱼ − rᵢ and of what they are multiplied with."""
+        """Of the weights with which rows of a basis are summed, or of the differences vⱼ − rᵢ."""
         H, n, v = self.v.shape
-        by_token = self.slopes.shape[1] > 1
-        return H * n * (v + self.K.shape[1] * (1 + v * squares * by_token))
+        k = self.K.shape[1] if self.slopes.shape[1] > 1 else 1
+        if squares:
+            return H * n * (v + self.K.shape[1] + v * k * (k > 1))
+        return 2 * H * n * (1 + k)
 
-    def back(self, x: Tensor, rows: slice) -> Tensor:
-        """Tᵢⱼᵀxᵢ, (rows, n, d)."""
-        z = x @ self.W  # (H, r, v)
-        along = z @ self.v.mT - (z * self.means[:, rows]).sum(-1, keepdim=True)
-        along = (self.keys[:, rows] * along).movedim(0, 1)
-        moved = (z @ self.V).movedim(0, 1)
-        by_value = self.values[:, rows].movedim(0, 1).mT @ moved  # (r, n, d)
-        q = self._turned(rows)  # (r, H, n or 1, k)
-        if q.shape[2] == 1:
-            return by_value + along.mT @ _by_head(q[:, :, 0], self.K)
-        by_key = (along[..., None] * q).transpose(1, 2).flatten(2)  # (r, n, H·k)
-        return by_value + by_key @ self.K.flatten(0, 1)
+    def step(
+        self, x: Tensor, s: Tensor, rows: slice, metric: Metric | None
+    ) -> tuple[Tensor, Tensor]:
+        """See `Core.step`. Tᵢⱼᵀxᵢ = Σₐ cₐⱼpₐ for few vectors pₐ of row i, and none is formed.
 
-    def forth(self, y: Tensor, rows: slice) -> Tensor:
-        """Σⱼ Tᵢⱼyᵢⱼ, (rows, e)."""
-        means = self.values[:, rows].movedim(0, 1) @ y  # (r, H, d)
-        heads = _by_head(means, self.V.mT).movedim(0, 1)
+        They are the V^hᵀz^h, z^h = W^hᵀxᵢ, with Mᵢⱼ, and K^hᵀq̃ᵢ with Nᵢⱼ⟨z^h, vⱼ − rᵢ⟩, or the
+        rows of K^h where q̃ᵢⱼ depends on j.
+        """
+        m, n = (t[:, rows].movedim(0, 1) for t in (self.values, self.keys))  # (r, H, n)
+        z, means = x @ self.W, self.means[:, rows]  # (H, r, v)
+        along = n * (z @ self.v.mT - (z * means).sum(-1, keepdim=True)).movedim(0, 1)
         q = self._turned(rows)
-        if q.shape[2] == 1:
-            turned = _by_head(q[:, :, 0], self.K) @ y.mT
+        one = q.shape[2] == 1
+        if one:
+            c, turned = along, _by_head(q[:, :, 0], self.K)
         else:
-            pushed = (y @ self.K.flatten(0, 1).mT).unflatten(-1, self.K.shape[:2])
-            turned = (pushed.transpose(1, 2) * q).sum(-1)
-        turned = turned.movedim(0, 1) * self.keys[:, rows]
-        heads = heads + turned @ self.v
-        heads = heads - turned.sum(-1, keepdim=True) * self.means[:, rows]
-        return (heads @ self.W.mT).sum(0)
+            c = (along[:, :, None] * q.mT).flatten(1, 2)  # (r, H·k, n)
+            turned = self.K.flatten(0, 1).expand(len(x), -1, -1)
+        c = torch.cat([m, c], 1)  # (r, a, n)
+        p = torch.cat([(z @ self.V).movedim(0, 1), turned], 1)  # (r, a, d)
+        seen, by = p, s[:, None] * m
+        if metric is not None:
+            seen, by = p @ metric.base, by * metric.scale
+        products = seen @ seen.mT @ c  # of pₐ and BⱼBⱼᵀTᵢⱼᵀxᵢ
+        moved = by @ c.mT @ seen  # Σⱼ sⱼMᵢⱼBⱼBⱼᵀTᵢⱼᵀxᵢ, (r, H, d)
+        if metric is not None:
+            less = p @ metric.along.mT
+            share = metric.less * (less * c).sum(1, keepdim=True)
+            products = metric.scale * products - less * share
+            moved = moved @ metric.base.mT - (s[:, None] * m * share) @ metric.along
+        by_key = products[:, m.shape[1] :]
+        if not one:
+            by_key = (by_key.unflatten(1, q.shape[1::2]) * q.mT).sum(2)
+        by_key = (s[:, None] * n * by_key).movedim(0, 1)
+        heads = moved.movedim(1, 0) @ self.V.mT + by_key @ self.v
+        heads = heads - by_key.sum(-1, keepdim=True) * means
+        return (c * products).sum(1).clamp_min(0.0), (heads @ self.W.mT).sum(0)
 
     def own(self, rows: slice) -> Tensor:
         """The blocks Tᵢᵢ, (rows, e, d)."""

@@ -214,9 +214,9 @@ class _Search:
         """|Jᵢⱼᵀxᵢ|², and the next xᵢ: a step of the power method with Σⱼ sᵢⱼ JᵢⱼJᵢⱼᵀ."""
         x = self.x[rows]
         length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-        y = self.blocks.back(x / torch.where(length > 0, length, 1.0), rows)
-        self.x[rows] = self.blocks.forth(s[rows, :, None] * y, rows)
-        return y.square().sum(-1)
+        unit = x / torch.where(length > 0, length, 1.0)
+        squares, self.x[rows] = self.blocks.step(unit, s[rows], rows)
+        return squares
 
     def _update(self) -> None:
         """Multipliers and weights for the next round; none where the bound is 0 or no number."""
