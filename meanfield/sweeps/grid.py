@@ -83,7 +83,7 @@ def _spelled(name: str, value: Any) -> str:
 
 def columns_of(cases: Sequence[Case]) -> dict[str, np.ndarray]:
     """The values of each parameter over the cases; NaN or "" where a case has none."""
-    names = dict.fromkeys(name for case in cases for name in case)
+    names = dict.fromkeys(name for kind in dict.fromkeys(map(tuple, cases)) for name in kind)
     return {name: _column(name, [case.get(name) for case in cases]) for name in names}
 
 
@@ -118,8 +118,9 @@ def _column(name: str, values: list[Any]) -> np.ndarray:
         raise TypeError(
             f"parameter {name!r}: expected numbers, truth values or texts, got a mixture"
         )
-    check_doubles(name, values)
-    return np.array([np.nan if value is None else value for value in values], dtype=float)
+    if int in kinds:
+        check_doubles(name, values)
+    return np.array(values, dtype=float)  # None becomes NaN
 
 
 def _refuse_twins(cases: list[Case]) -> None:
