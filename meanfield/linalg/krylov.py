@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from meanfield.checks import as_generator, count, number
+from meanfield.checks import as_generator, count, is_host, number
 from meanfield.habits import with_hints
 from meanfield.linalg.bidiagonalisation import Bidiagonalisation
 from meanfield.linalg.evidence import (
@@ -27,7 +27,9 @@ from meanfield.linalg.vectors import normalised, random_vectors
 
 # Steps between two looks: each decomposes the small matrices, and waits for a device. At 64 atoms
 # in 16 dimensions a constant takes 37 ms on the CPU with a look a step and 28 with one in four.
-_STEPS = 4
+# With more coordinates than _FEW on the host a product takes longer than a look: of adversarial
+# inputs of 512 tokens in 768 dimensions 7 products do, and 9 with a look in four.
+_STEPS, _FEW = 4, 2**14
 # The angle of the start is taken this much wider than it is with probability 1 − miss, so that
 # rounding in the upper end (at worst the square root of the unit roundoff) is covered.
 _SLACK = 1.001
@@ -101,11 +103,12 @@ def _iterated(
     room = 1 + ROUNDINGS * torch.finfo(linear_map.dtype).eps
     process = Bidiagonalisation(linear_map, start)
     rank = min(linear_map.rows, linear_map.columns)
+    between = 1 if is_host(start.device) and linear_map.columns > _FEW else _STEPS
     while True:
         process.advance()
         # After one step more than the rank the bases span everything.
         ended = process.products >= solver.max_steps or process.products > rank
-        if not ended and process.products % _STEPS:
+        if not ended and process.products % between:
             continue
         sigma, residual, gap, coefficients = _top_triples(process)
         if ended:

@@ -275,3 +275,15 @@ def test_a_sweep_of_2000_layers_has_no_constant_above_its_upper_end():
         assert found.miss == 1e-9
         below.append(found.upper < exact * (1 - 1e-12))
     assert len(torch.cat(below)) == 2000 and not bool(torch.cat(below).any())
+
+
+def test_no_costly_product_is_made_that_a_look_would_have_spared(monkeypatch):
+    """With more than 2¹⁴ coordinates; of small maps the looks cost more."""
+    entries = torch.linspace(0, 0.1, 2**14 + 2, dtype=torch.float64).reshape(-1, 2).clone()
+    entries[0, 0] = 1.0
+    large, small = LinearMap.diagonal(entries), LinearMap.diagonal(entries[:100])
+    found = [operator_norm(J, solver=Lanczos()).n_matvecs for J in (large, small)]
+    monkeypatch.setattr(krylov, "_STEPS", 1)
+    fewest = [operator_norm(J, solver=Lanczos()).n_matvecs for J in (large, small)]
+    assert found[0] == fewest[0] == 7  # 9 with a look in four
+    assert fewest[1] < found[1] == 5
