@@ -71,9 +71,9 @@ class Sinkhorn(Normalization):
 def sinkhorn(*, rtol: float = 1e-12, max_iterations: int = 1000, strict: bool = True) -> Sinkhorn:
     """Doubly stochastic attention [SABP22], for weighted measures.
 
-    Pᵢⱼ = aⱼ e^{sᵢⱼ + fᵢ + gⱼ} with potentials such that Σⱼ Pᵢⱼ = 1 and Σᵢ aᵢPᵢⱼ = aⱼ; in logarithms
-    where the numbers themselves could leave their range. `SelfAttention.plan` says how well the
-    marginals are met. The softmax is the first half-iteration: ``max_iterations=0,
+    Pᵢⱼ = aⱼ e^{sᵢⱼ + fᵢ + gⱼ} with potentials such that Σⱼ Pᵢⱼ = 1 and Σᵢ aᵢPᵢⱼ = aⱼ; computed in
+    logarithms where the numbers themselves could leave their range. `SelfAttention.plan` says how
+    well the marginals are met. The softmax is the first half-iteration: ``max_iterations=0,
     strict=False``. With a mask the only plan is the identity, so masked layers are refused.
 
     Args:
