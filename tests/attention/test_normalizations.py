@@ -368,6 +368,17 @@ def test_an_absent_atom_that_sees_nobody_changes_nothing():
     torch.testing.assert_close(plans[1].weights[..., :6, :6], plans[0].weights)
 
 
+def test_the_row_of_an_absent_atom_is_that_of_a_query():
+    F, mu = layer(7), measure(8, 6)
+    weights = mu.weights.clone()
+    weights[2] = 0.0
+    mu = ParticleMeasure(mu.points, weights / weights.sum())
+    P = F.plan(mu).weights
+    torch.testing.assert_close(P.sum(-1), torch.ones(2, 6, dtype=F64))
+    assert not P[..., 2].any()
+    torch.testing.assert_close(F(mu).points[2], F.field(mu)(mu.points[2:3])[0])
+
+
 def test_the_layers_scale_plays_no_part_where_a_temperature_replaces_it():
     mu, inner = measure(5), kernels.cosine(2.0)
     for outer, follows in ((kernels.cosine, False), (kernels.qk_norm, True)):

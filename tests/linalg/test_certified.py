@@ -126,6 +126,18 @@ def test_sums_over_blocks_are_those_of_the_dense_derivative(name):
         assert not bool(((J.abs().amax((-2, -1)) > 0) & ~blocks.seen(rows)).any())
 
 
+def test_squares_of_what_cancels_are_not_negative():
+    """Three heads whose outputs cancel: blocks are 0 but for rounding."""
+    one = torch.randn(4, 1, DIM, DIM, dtype=F64, generator=torch.Generator().manual_seed(0))
+    query, key, value, output = one.expand(-1, 3, -1, -1)
+    shares = torch.tensor([0.3, 0.6, -0.9], dtype=F64)[:, None, None]
+    F = SelfAttention(AttentionParameters(query, key, value, shares * output))
+    blocks, _ = blocks_and_dense(F, drawn(1))
+    x = torch.randn(N, DIM, dtype=F64, generator=torch.Generator().manual_seed(1))
+    squares, _ = blocks.step(x, torch.ones(N, N, dtype=F64), slice(0, N))
+    assert bool((squares >= 0).all()) and float(squares.max()) < 1e-12
+
+
 def test_blocks_of_an_algebra_of_maps_are_those_of_its_matrix_or_none():
     """What is known of BBᵀ of a norm's derivative B is not known of its sums and products."""
     norms = (LayerNorm(torch.ones(DIM, dtype=F64)), RMSNorm(torch.ones(DIM, dtype=F64)))
