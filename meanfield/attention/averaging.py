@@ -79,16 +79,16 @@ class AttentionCore(InDouble, Core):
             turned = self.K.flatten(0, 1).expand(len(x), -1, -1)
         c = torch.cat([m, c], 1)  # (r, a, n)
         p = torch.cat([(z @ self.V).movedim(0, 1), turned], 1)  # (r, a, d)
-        seen, by = p, s[:, None] * m
+        based, by = p, s[:, None] * m
         if metric is not None:
-            seen, by = p @ metric.base, by * metric.scale
-        products = seen @ seen.mT @ c  # of pₐ and BⱼBⱼᵀTᵢⱼᵀxᵢ
-        moved = by @ c.mT @ seen  # Σⱼ sⱼMᵢⱼBⱼBⱼᵀTᵢⱼᵀxᵢ, (r, H, d)
+            based, by = p @ metric.base, by * metric.scale
+        products = based @ based.mT @ c  # of pₐ and BⱼBⱼᵀTᵢⱼᵀxᵢ
+        moved = by @ c.mT @ based  # Σⱼ sⱼMᵢⱼBⱼBⱼᵀTᵢⱼᵀxᵢ, (r, H, d)
         if metric is not None:
-            less = p @ metric.along.mT
-            share = metric.less * (less * c).sum(1, keepdim=True)
-            products = metric.scale * products - less * share
-            moved = moved @ metric.base.mT - (s[:, None] * m * share) @ metric.along
+            shares = p @ metric.along.mT
+            less = metric.less * (shares * c).sum(1, keepdim=True)
+            products = metric.scale * products - shares * less
+            moved = moved @ metric.base.mT - (s[:, None] * m * less) @ metric.along
         by_key = products[:, m.shape[1] :]
         if not one:
             by_key = (by_key.unflatten(1, q.shape[1::2]) * q.mT).sum(2)

@@ -175,7 +175,7 @@ class TokenBlocks(InDouble):
         return [slice(start, min(start + most, n)) for start in range(0, n, most)]
 
     @cached_property
-    def _turned(self) -> Tensor:
+    def _own_of_core(self) -> Tensor:
         """The blocks TᵢᵢRᵢ of a core, (n, ·, d)."""
         assert self.core is not None
         own = torch.cat([self.core.own(rows) for rows in self.portions(squares=True)])
@@ -186,7 +186,8 @@ class TokenBlocks(InDouble):
         """The blocks Jᵢᵢ, (n, e, d)."""
         if self.core is None:
             return self.diagonal
-        return self.diagonal + (self._turned if self.left is None else self.left @ self._turned)
+        own = self._own_of_core
+        return self.diagonal + (own if self.left is None else self.left @ own)
 
     def step(self, x: Tensor, s: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
         """|Jᵢⱼᵀxᵢ|² for x (rows, e), and Σⱼ sᵢⱼ JᵢⱼJᵢⱼᵀxᵢ: (rows, n) and (rows, e)."""
@@ -214,7 +215,7 @@ class TokenBlocks(InDouble):
             return squares, slack
         found, error = self._core_gram(self.core, s, rows)
         # TᵢᵢRᵢDᵢᵀ: the core on the diagonal, with D.
-        beside = self._turned[rows]
+        beside = self._own_of_core[rows]
         size = torch.linalg.vector_norm(beside, dim=(-2, -1))
         beside = own[:, None, None] * (beside @ D.mT)
         if self.left is not None:
