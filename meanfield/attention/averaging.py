@@ -160,7 +160,7 @@ class AttentionCore(InDouble, Core):
     def seen(self, rows: slice) -> Tensor:
         """Which blocks may differ from 0, (rows, n)."""
         both = (self.values[:, rows] != 0) | (self.keys[:, rows] != 0)
-        return both.any(0)
+        return both.any(0) & self.W.any() & (self.V.any() | self.v.any())
 
     def size(self) -> Tensor:
         """The largest of M and N."""

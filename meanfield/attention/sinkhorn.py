@@ -59,8 +59,21 @@ class Sinkhorn(Normalization):
     takes_masks = False
 
     def plan(self, weights: Weights) -> Plan:
-        """The plan, in the order of the weights; see `_solve_plan`."""
-        return _solve_plan(weights, self)
+        """The plan, in the order of the weights; see `_solve_plan`.
+
+        Raises:
+            ValueError: under `torch.func.vmap`.
+            ConvergenceError: a marginal is off by more than rtol, if strict.
+        """
+        try:
+            return _solve_plan(weights, self)
+        except RuntimeError as error:
+            if not str(error).startswith("vmap"):
+                raise
+            raise ValueError(
+                "sinkhorn: expected a batch of measures in place of vmap, which hides the "
+                "residuals that say when an iteration ends"
+            ) from error
 
     def linear_map(self, tangent: AttentionTangent) -> LinearMap:
         """The derivative, that of the potentials included (they act as biases of the keys)."""

@@ -245,7 +245,7 @@ class TokenBlocks(InDouble):
             seen = self.diagonal.new_zeros(rows.stop - rows.start, self.n, dtype=torch.bool)
         else:
             seen = self.core.seen(rows).clone()
-        self._on_diagonal(seen, rows)[:] = True
+        self._on_diagonal(seen, rows).logical_or_(self.diagonal[rows].flatten(1).any(-1))
         return seen
 
     def _on_diagonal(self, per_pair: Tensor, rows: slice) -> Tensor:

@@ -130,8 +130,9 @@ def compare_lemma_3_2(
 
     [CAP24] Lemma 3.2 (4.2 for masked attention): on uniform measures of n atoms the Wasserstein
     (conditional) and the Euclidean constant are equal, since for steps below half the smallest
-    separation the identity coupling is optimal. On measures of more atoms they are not: along
-    "splitting" the worst atom is split in two, which no displacement of n tokens does.
+    separation the identity coupling is optimal. Among measures of more atoms they are not: along
+    "splitting" the worst atom is split in two, which no displacement of n tokens does. The local
+    Wasserstein constant is the larger of both, `particle` (the Euclidean one) and `splitting`.
 
     Args:
         F: a map of measures.

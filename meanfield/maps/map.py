@@ -50,7 +50,7 @@ class BallBounds:
         change: no less than the norm of J′ − J, J the derivative at the input and J′ in the ball.
         upper: no local constant in the ball exceeds it.
         displacement: the image of atom i, if it has mass, moves by at most this,
-            ``(*batch, n)``.
+            ``(*batch, n)``; a bound may differ where one atom is stored as two.
     """
 
     constant: Tensor

@@ -404,6 +404,20 @@ def test_the_layers_scale_plays_no_part_where_a_temperature_replaces_it():
         assert torch.allclose(ends[0], ends[2], rtol=1e-13) != follows
 
 
+def test_a_plan_under_vmap_is_refused_in_a_sentence():
+    F, points = layer(0), torch.randn(2, 4, 3, dtype=F64)
+
+    def image(x):
+        return F(ParticleMeasure(x)).points
+
+    def energy(x):
+        return image(x).square().sum()
+
+    for mapped in (image, torch.func.grad(energy)):
+        with pytest.raises(ValueError, match="a batch of measures in place of vmap"):
+            torch.func.vmap(mapped)(points)
+
+
 def test_one_plan_of_a_batch_that_has_not_converged_is_refused():
     par = AttentionParameters.from_bilinear([[3.0]], [[1.0]])
     F = SelfAttention(par, normalization=normalizations.sinkhorn(max_iterations=1))

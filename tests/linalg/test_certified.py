@@ -126,6 +126,29 @@ def test_sums_over_blocks_are_those_of_the_dense_derivative(name):
         assert not bool(((J.abs().amax((-2, -1)) > 0) & ~blocks.seen(rows)).any())
 
 
+@pytest.mark.parametrize("name", ["difference", "values", "outputs", "behind a norm"])
+def test_the_bound_of_what_is_exactly_zero_is_zero(name):
+    """As of a branch whose output is not trained yet. What is small is not 0."""
+    for size in (0.0, 1e-200):
+        par = parameters()
+        heads = par.query, par.key, par.value, par.output
+        small = SelfAttention(AttentionParameters(*heads[:2], size * par.value, par.output))
+        F = {
+            "difference": None,
+            "values": small,
+            "outputs": SelfAttention(AttentionParameters(*heads[:3], size * par.output)),
+            "behind a norm": Chain([LayerNorm(torch.ones(DIM, dtype=F64)), small]),
+        }[name]
+        J = size * LinearMap.identity((N, DIM), dtype=F64)
+        if F is not None:
+            J = linearize(F, drawn(1), geometry="wasserstein").atoms
+        found = operator_norm(J, solver=Certified(), upper_rtol=1.0, strict=False)
+        truth = float(operator_norm(J, solver=Dense()).value)
+        assert (truth > 0) == (size > 0)
+        assert truth <= float(found.upper) and (float(found.upper) == 0) == (size == 0)
+        assert bool(found.converged) or size > 0
+
+
 def test_squares_of_what_cancels_are_not_negative():
     """Three heads whose outputs cancel: blocks are 0 but for rounding."""
     one = torch.randn(4, 1, DIM, DIM, dtype=F64, generator=torch.Generator().manual_seed(0))
