@@ -38,7 +38,7 @@ class FlowMap(Composite):
         time: t ≥ 0.
         method: as in `flow`. An adaptive method makes other steps at other measures; they differ
             by its tolerance, and a secant ratio of close measures sees that.
-        step: as in `flow`.
+        step: as in `flow` with the times 0 and t; with more times its steps end at each of them.
         constraint: as in `flow`.
 
     Example:

@@ -14,7 +14,7 @@ from meanfield.errors import NoCases
 from meanfield.figures.canvas import FORMULA, figure, kind, ticks_at
 from meanfield.figures.charts import Chart, Curve, Formula, Key, Rows
 from meanfield.figures.curves import curve
-from meanfield.figures.selection import fits_of, levels, model_and_text
+from meanfield.figures.selection import fits_of, known, levels, model_and_text
 from meanfield.results.shapes import parameters_of
 
 if TYPE_CHECKING:
@@ -104,9 +104,17 @@ def plot_growth(
 def growth(ds: xr.Dataset, x: str, y: str, by: str | None, bounds: Sequence[str]) -> Chart:
     """The chart of `plot_growth` for this Dataset."""
     words = {str(name): ds[name].attrs.get("long_name", str(name)) for name in ds.variables}
-    places = list(zip(*(ds[name].values.tolist() for name in (x, by) if name), strict=True))
-    spec = "g" if by and ds[by].dtype.kind == "f" else ""
-    label = lambda rows: f"{by} = {rows[by].values[0]:{spec}}" if by else words[y]  # noqa: E731
+    columns = (map(known, ds[name].values.tolist()) for name in (x, by) if name)
+    places = list(zip(*columns, strict=True))
+
+    def label(rows: xr.Dataset) -> str:
+        if by is None:
+            return words[y]
+        value = rows[by].values[0]
+        if known(value) in (None, ""):
+            return f"no {by}"
+        return f"{by} = {value:{'g' if rows[by].dtype.kind == 'f' else ''}}"
+
     scales = zip("xy", (_scale(ds[x]), _scale(ds[y])), strict=True)
     dashes = zip(bounds, itertools.cycle(("--", "-.", ":")), strict=False)
     return Chart(
@@ -158,8 +166,8 @@ def plot_constants(
 
 
 def _scale(values: xr.DataArray) -> str:
-    known = values.values[np.isfinite(values.values)]
-    wide = known.size and known.min() > 0 and known.max() >= 10 * known.min()
+    finite = values.values[np.isfinite(values.values)]
+    wide = finite.size and finite.min() > 0 and finite.max() >= 10 * finite.min()
     return "log" if wide else "linear"
 
 

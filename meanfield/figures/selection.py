@@ -20,7 +20,9 @@ def select(ds: xr.Dataset, **wanted: Any) -> xr.Dataset:
         NoCases: there are none.
     """
     for name, value in wanted.items():
-        keep = np.flatnonzero(ds[name].values == value)
+        values = ds[name].values
+        same = values == value if known(value) is not None else values != values
+        keep = np.flatnonzero(same)
         if not len(keep):
             asked = ", ".join(f"{name}={value}" for name, value in wanted.items())
             raise NoCases(f"the Dataset has no case with {asked}")
@@ -42,6 +44,11 @@ def attribute(ds: xr.Dataset, name: str) -> Any:
     return ds.attrs[name]
 
 
+def known(value: Any) -> Any:
+    """The value of a parameter; None for NaN, which says that a case has none."""
+    return value if value == value else None
+
+
 def levels(ds: xr.Dataset, name: str) -> list[Any]:
     """The values that a parameter has: numbers from small to large, words as the cases come."""
     values = ds[name].values
@@ -55,9 +62,10 @@ def by_level(ds: xr.Dataset, *names: str) -> Iterator[tuple[Any, ...]]:
     Of several parameters the cases with each of the values that they have together: (colour,
     value, value, …, cases).
     """
-    known = set(zip(*(ds[name].values.tolist() for name in names), strict=True))
+    columns = (map(known, ds[name].values.tolist()) for name in names)
+    there = set(zip(*columns, strict=True))
     every = itertools.product(*(levels(ds, name) for name in names))
-    places = [place for place in every if place in known]
+    places = [place for place in every if tuple(map(known, place)) in there]
     for colour, place in zip(colours(len(places)), places, strict=True):
         found = select(ds, **dict(zip(names, place, strict=True)))
         yield colour, *place, found.isel({name: 0 for name in names if name in ds.dims})

@@ -111,8 +111,9 @@ def sweep(
             each, and a case that kills its process fails alone; a `concurrent.futures.Executor`
             or `dask.distributed.Client` is used as it is (give its workers one thread each). Only
             this process writes the store.
-        shard: (i, k) runs only every k-th case, from the i-th on, 0 ≤ i < k, for array jobs; the
-            rest is pending in the answer.
+        shard: (i, k) runs only every k-th case, of a vectorised task every k-th call, from the
+            i-th on, 0 ≤ i < k, for array jobs; the rest is pending in the answer. Of a function
+            that declares no variables the first case is run as well, which says what they are.
         batch_size: cases after which a batch is stored, by default only after some time; of a
             vectorised task the cases of one call, 1024 by default, fewer where shards need it.
         case_timeout: seconds after which a case is ended and has failed, or a vectorised call is

@@ -41,14 +41,15 @@ def sinkhorn_divergence(
 
     It tends to W₂² (not W₂, and twice GeomLoss's number) as blur → 0 and scaling → 1, and is
     smooth in points and weights. It is no bound: the annealing ends before the marginals agree,
-    which `scaling` decides and no blur mends. Below W₂² at small blurs by at most, in time that
-    grows as 1/(1 − scaling):
+    which `scaling` decides and no blur mends. Below W₂² at small blurs, in time that grows as
+    1/(1 − scaling), by up to
 
     ==============================  =============  =====  =====
     `scaling`                       0.9 (default)  0.97   0.99
     ==============================  =============  =====  =====
-    60 pairs of up to 8 points      13 %           4 %    1 %
-    half of these by less than      0.5 %          0.1 %  0.1 %
+    500 pairs of up to 8 points     54 %           26 %   7 %
+    99 in 100 of these              21 %           9 %    3 %
+    half of these                   1.3 %          0.3 %  0.1 %
     8 pairs of 100 points           1.1 %          0.5 %  --
     ==============================  =============  =====  =====
 

@@ -255,6 +255,25 @@ def test_growth_draws_a_column_with_its_bounds(ds):
         figures.plot_growth(rows, y="euclidian")
 
 
+@pytest.mark.parametrize("kind", [1.5, True, "word"])
+def test_cases_that_lack_a_parameter_have_a_curve_of_their_own(kind):
+    """Of a ragged grid; NaN, which equals nothing, marks what a case has not got."""
+    grid = [{"a": 4, "c": kind}, {"a": 1}, {"a": 2, "c": kind}, {"a": 3}]
+    ds = sweep(lambda a, c=None: {"y": a * 10.0 + (c is None)}, grid, progress=False)
+    for ax in (figures.plot_growth(ds, x="a", y="y", by="c"), figures_of(ds)["y"](ds)):
+        np.testing.assert_array_equal(line(ax, "no c"), [[1, 3], [11, 31]])
+        labels = ax.get_legend_handles_labels()[1]
+        (other,) = (label for label in labels if label.startswith("c = "))
+        np.testing.assert_array_equal(line(ax, other), [[2, 4], [20, 40]])
+    twice = sweep(
+        lambda a, c=None, e=0: {"y": a * 10.0 + e},
+        [{"a": a, "e": e} | c for a in (1, 2) for e in (0, 1) for c in ({}, {"c": kind})],
+        progress=False,
+    )
+    ax = figures.plot_growth(twice, x="a", y="y", by="c")
+    assert {each.get_linestyle() for each in ax.get_lines()} == {"None"}
+
+
 def test_no_entry_of_a_legend_is_without_its_line():
     @figures.figure("y")
     def draw(ds, *, ax):

@@ -93,7 +93,7 @@ print(held / (8 * 2100**2 * entropic._MATRICES))
 """
     command = [sys.executable, "-c", script]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert float(done.stdout) < 1.2
+    assert float(done.stdout.split()[-1]) < 1.2  # KeOps may speak before
 
 
 def test_conditions_fit_into_the_memory_of_matrices_one_at_a_time(monkeypatch) -> None:
