@@ -149,6 +149,22 @@ def test_the_bound_of_what_is_exactly_zero_is_zero(name):
         assert bool(found.converged) or size > 0
 
 
+def test_what_is_not_zero_is_seen_where_parts_of_it_are():
+    """Values of tokens at one place, measured from it, are 0; their derivative is not."""
+    par, mu = parameters(), drawn(1)
+    together = mu.replace(mu.points[:1].expand(N, -1).clone())
+    none = AttentionParameters(par.query, par.key, 0.0 * par.value, par.output)
+    for F, at in ((SelfAttention(par), together), (Residual(SelfAttention(none)), mu)):
+        blocks, dense = blocks_and_dense(F, at)
+        sizes = dense.abs().amax((-2, -1))
+        assert float(sizes.max()) > 0.1
+        assert torch.equal(blocks.seen(slice(0, N)), sizes > 0)
+        found = operator_norm(
+            linearize(F, at, geometry="wasserstein").atoms, solver=Certified(), upper_rtol=1.0
+        )
+        assert norm(dense) <= float(found.upper)
+
+
 def test_squares_of_what_cancels_are_not_negative():
     """Three heads whose outputs cancel: blocks are 0 but for rounding."""
     one = torch.randn(4, 1, DIM, DIM, dtype=F64, generator=torch.Generator().manual_seed(0))
