@@ -84,7 +84,7 @@ def axes(ax: Axes | None) -> Axes:
         return ax
     import matplotlib.pyplot as plt
 
-    return plt.subplots()[1]
+    return plt.subplots(layout="constrained")[1]  # a legend under the Axes has room
 
 
 Draw = Callable[..., "Axes"]

@@ -255,6 +255,15 @@ def test_growth_draws_a_column_with_its_bounds(ds):
         figures.plot_growth(rows, y="euclidian")
 
 
+def test_a_new_figure_holds_its_legend(ds):
+    """Saved as it is, without a style and without ``bbox_inches="tight"``."""
+    ax = figures.plot_growth(ds, x="radius", y="euclidean", by="n_tokens")
+    ax.figure.draw_without_rendering()
+    box, whole = ax.get_legend().get_window_extent(), ax.figure.bbox
+    assert box.width > 0 and whole.y0 <= box.y0 and box.y1 <= whole.y1
+    assert whole.x0 <= box.x0 and box.x1 <= whole.x1
+
+
 @pytest.mark.parametrize("kind", [1.5, True, "word"])
 def test_cases_that_lack_a_parameter_have_a_curve_of_their_own(kind):
     """Of a ragged grid; NaN, which equals nothing, marks what a case has not got."""
