@@ -14,7 +14,7 @@ from meanfield.errors import NoCases
 from meanfield.figures.canvas import FORMULA, figure, kind, ticks_at
 from meanfield.figures.charts import Chart, Curve, Formula, Key, Rows
 from meanfield.figures.curves import curve
-from meanfield.figures.selection import fits_of, known, levels, model_and_text
+from meanfield.figures.selection import fits_of, levels, model_and_text, unless_nan
 from meanfield.results.shapes import parameters_of
 
 if TYPE_CHECKING:
@@ -104,14 +104,14 @@ def plot_growth(
 def growth(ds: xr.Dataset, x: str, y: str, by: str | None, bounds: Sequence[str]) -> Chart:
     """The chart of `plot_growth` for this Dataset."""
     words = {str(name): ds[name].attrs.get("long_name", str(name)) for name in ds.variables}
-    columns = (map(known, ds[name].values.tolist()) for name in (x, by) if name)
+    columns = (map(unless_nan, ds[name].values.tolist()) for name in (x, by) if name)
     places = list(zip(*columns, strict=True))
 
     def label(rows: xr.Dataset) -> str:
         if by is None:
             return words[y]
         value = rows[by].values[0]
-        if known(value) in (None, ""):
+        if unless_nan(value) in (None, ""):
             return f"no {by}"
         return f"{by} = {value:{'g' if rows[by].dtype.kind == 'f' else ''}}"
 

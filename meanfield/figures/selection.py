@@ -21,7 +21,7 @@ def select(ds: xr.Dataset, **wanted: Any) -> xr.Dataset:
     """
     for name, value in wanted.items():
         values = ds[name].values
-        same = values == value if known(value) is not None else values != values
+        same = values == value if unless_nan(value) is not None else values != values
         keep = np.flatnonzero(same)
         if not len(keep):
             asked = ", ".join(f"{name}={value}" for name, value in wanted.items())
@@ -44,7 +44,7 @@ def attribute(ds: xr.Dataset, name: str) -> Any:
     return ds.attrs[name]
 
 
-def known(value: Any) -> Any:
+def unless_nan(value: Any) -> Any:
     """The value of a parameter; None for NaN, which says that a case has none."""
     return value if value == value else None
 
@@ -62,10 +62,10 @@ def by_level(ds: xr.Dataset, *names: str) -> Iterator[tuple[Any, ...]]:
     Of several parameters the cases with each of the values that they have together: (colour,
     value, value, …, cases).
     """
-    columns = (map(known, ds[name].values.tolist()) for name in names)
+    columns = (map(unless_nan, ds[name].values.tolist()) for name in names)
     there = set(zip(*columns, strict=True))
     every = itertools.product(*(levels(ds, name) for name in names))
-    places = [place for place in every if tuple(map(known, place)) in there]
+    places = [place for place in every if tuple(map(unless_nan, place)) in there]
     for colour, place in zip(colours(len(places)), places, strict=True):
         found = select(ds, **dict(zip(names, place, strict=True)))
         yield colour, *place, found.isel({name: 0 for name in names if name in ds.dims})
