@@ -53,11 +53,10 @@ class AttentionCore(InDouble, Core):
 
     def entries(self, *, squares: bool) -> int:
         """Of the weights with which rows of a basis are summed, or of the differences vⱼ − rᵢ."""
-        H, n, v = self.v.shape
-        k = self.K.shape[1] if self.slopes.shape[1] > 1 else 1
+        (H, n, v), k, by_token = self.v.shape, self.K.shape[1], self.slopes.shape[1] > 1
         if squares:
-            return H * n * (v + self.K.shape[1] + v * k * (k > 1))
-        return 2 * H * n * (1 + k)
+            return H * n * (v + k * (1 + v * by_token))
+        return 2 * H * n * (1 + (k if by_token else 1))
 
     def step(
         self, x: Tensor, s: Tensor, rows: slice, metric: Metric | None

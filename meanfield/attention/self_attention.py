@@ -170,7 +170,7 @@ class SelfAttention(Map):
 
     @without_autocast
     def plan(self, mu: ParticleMeasure) -> Plan:
-        """The Sinkhorn plan with its potentials and how well the marginals are met."""
+        """The Sinkhorn plan, its potentials, and how well the marginals are met; in μ's order."""
         weights, plan = self._planned(mu)
         if plan is None:
             raise ValueError(
