@@ -106,7 +106,7 @@ def windows(tokens: Any, n: int, count: int) -> Tensor:
                 [3, 4],
                 [6, 7]])
     """
-    if isinstance(tokens, str):
+    if isinstance(tokens, (str, Corpus)):
         got = checks.describe(tokens)
         raise TypeError(f"tokens: expected ids, as of source.encode(text), got {got}")
     ids = torch.as_tensor(tokens)
