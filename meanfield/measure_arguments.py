@@ -1,4 +1,4 @@
-"""What a measure is made of: points, weights and positions as they come in."""
+"""What a measure is made of: points, weights, positions as they come in; draws from atoms."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from meanfield.checks import (
+    as_generator,
     check_coordinates,
     check_finite,
     check_same_kind,
@@ -102,3 +103,15 @@ def check_positions(positions: Tensor) -> None:
             f"positions: expected numbers in [0, 1], got a range of [{low}, {high}]; "
             "for a sequence of n tokens use i/n"
         )
+
+
+def drawn(masses: Tensor, n: int, generator: Any) -> Tensor:
+    """Numbers of atoms, (..., n), drawn independently by their masses (..., k)."""
+    generator = as_generator(generator)
+    shape, device = (*masses.shape[:-1], n), generator.device
+    uniform = torch.rand(shape, generator=generator, dtype=torch.float64, device=device)
+    shares = masses.detach().double().cumsum(-1)
+    shares = (shares / shares[..., -1:]).contiguous()
+    # The last atom of mass, and not an absent one behind it, takes what rounding leaves.
+    found = torch.searchsorted(shares, uniform.to(masses.device), right=True)
+    return torch.minimum(found, (shares < 1).sum(-1, keepdim=True))

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from meanfield.checks import (
     as_bool,
-    as_generator,
     at_once,
     called,
     check_move,
@@ -29,7 +28,7 @@ from meanfield.checks import (
 )
 from meanfield.habits import Hinted, NoNumber, is_function, with_hints
 from meanfield.html import html_table, span
-from meanfield.measure_arguments import as_points, check_positions, logs_of, per_particle
+from meanfield.measure_arguments import as_points, check_positions, drawn, logs_of, per_particle
 from meanfield.results.labels import copied
 
 __all__ = [
@@ -187,13 +186,13 @@ class ParticleMeasure(NoNumber, Hinted):
 
     def mean(self) -> Tensor:
         """Σᵢ aᵢ xᵢ, shape (..., d)."""
-        return (self.weights[..., None] * self.points).sum(-2)
+        return (self.weights[..., None] * present_points(self)).sum(-2)
 
     @without_autocast
     def covariance(self) -> Tensor:
         """Σᵢ aᵢ (xᵢ − m)(xᵢ − m)ᵀ with the mean m, shape (..., d, d)."""
         weights = self.weights[..., None]
-        at = self.points - self.mean()[..., None, :]
+        at = present_points(self) - self.mean()[..., None, :]
         # Far from the origin the mean is rounded; what it is off by is a mean of small numbers.
         at = at - (weights * at).sum(-2, keepdim=True)
         return at.mT @ (weights * at)
@@ -217,19 +216,10 @@ class ParticleMeasure(NoNumber, Hinted):
             n: how many draws, of each measure of a batch.
             generator: a `torch.Generator` or an integer seed; torch's own if None.
         """
-        n, generator = count(n, "n"), as_generator(generator)
-        uniform = torch.rand(
-            *self.batch_shape, n, generator=generator, dtype=torch.float64, device=generator.device
-        )
-        shares = self.weights.detach().double().cumsum(-1)
-        shares = (shares / shares[..., -1:]).contiguous()
-        # The last atom of mass, and not an absent one behind it, takes what rounding leaves.
-        drawn = torch.searchsorted(shares, uniform.to(self.device), right=True)
-        drawn = torch.minimum(drawn, (shares < 1).sum(-1, keepdim=True))
-        points = self.points.take_along_dim(drawn[..., None], -2)
-        logs = torch.full_like(points[..., 0], -math.log(n))
-        at = self.positions
-        return _measure(points, logs, at if at is None else at.take_along_dim(drawn, -1))
+        chosen = drawn(self.weights, count(n, "n"), generator)
+        points = self.points.take_along_dim(chosen[..., None], -2)
+        logs, at = torch.full_like(points[..., 0], -math.log(n)), self.positions
+        return _measure(points, logs, at if at is None else at.take_along_dim(chosen, -1))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ParticleMeasure:
         return copied(self, memo)
@@ -345,6 +335,11 @@ def check_measure(mu: object, name: str = "mu", *, finite: bool = True) -> Parti
             f"(the first at index {first}); the map that made them left the number range"
         )
     return mu
+
+
+def present_points(mu: ParticleMeasure) -> Tensor:
+    """The points; of atoms without mass, which may be anywhere, 0."""
+    return torch.where(mu.log_weights[..., None] > -math.inf, mu.points, 0.0)
 
 
 def check_single(mu: object, name: str = "mu") -> ParticleMeasure:

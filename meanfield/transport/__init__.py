@@ -26,8 +26,9 @@ NumPy arrays in, NumPy arrays out; everything else comes back as tensors. In the
 """
 
 # Reading order; a file imports only those before it: problem · certificate · plans (c_transform ·
-# formulas · exact · clusters · columns) · pairs · coupling · result · solve · conditional ·
-# gradients · entropic · entropic_plan · known · submissions.
+# formulas · core · exact · clusters · columns) · checker · proof · pairs · coupling · result ·
+# solve · conditional · gradients · entropic · entropic_plan · foreign · grading · known ·
+# submissions.
 
 from __future__ import annotations
 

@@ -10,9 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from meanfield.checks import as_generator, number, to_host
+from meanfield.checks import count, number, to_host
 from meanfield.habits import Hinted, NoNumber, with_hints
 from meanfield.html import html_table, span
+from meanfield.measure_arguments import drawn
 from meanfield.measures import ParticleMeasure, log_sums
 
 if TYPE_CHECKING:
@@ -104,10 +105,8 @@ class Coupling(NoNumber, Hinted):
             generator: where the randomness comes from, or a seed; torch's own if None.
         """
         held = self._tensors()
-        flat = held.mass.reshape(-1, held.mass.shape[-1])
-        drawn = torch.multinomial(flat, size, replacement=True, generator=as_generator(generator))
-        drawn = drawn.reshape(*held.mass.shape[:-1], size)
-        rows, cols = held.rows.gather(-1, drawn), held.cols.gather(-1, drawn)
+        chosen = drawn(held.mass, count(size, "size"), generator)
+        rows, cols = held.rows.gather(-1, chosen), held.cols.gather(-1, chosen)
         points = _taken(held.source, rows), _taken(held.target, cols)
         return Draws(*(alike(self.log_mass, t) for t in (*points, rows, cols)))
 

@@ -76,8 +76,14 @@ def sinkhorn_divergence(
     scaling = number(scaling, "scaling", above=0, below=1)
     mu, nu, as_numpy = as_measures(mu, nu)
     batch, n, m, d = mu.batch_shape, mu.n_particles, nu.n_particles, mu.dim
-    centre = mu.mean().mean(tuple(range(len(batch))), keepdim=False) if batch else mu.mean()
-    x, y = ((t.points - centre.detach()).reshape(-1, t.n_particles, d) for t in (mu, nu))
+    centre = mu.mean().detach().reshape(-1, d).mean(0)
+    # Atoms without mass are put to the centre, so that they have no part in the diameter.
+    x, y = (
+        torch.where(t.log_weights[..., None] > -math.inf, t.points - centre, 0.0).reshape(
+            -1, t.n_particles, d
+        )
+        for t in (mu, nu)
+    )
     # GeomLoss cannot take clouds of one point: an atom and a copy of weight zero are the same.
     a, x = _padded(mu.weights.reshape(-1, n), x)
     b, y = _padded(nu.weights.reshape(-1, m), y)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from meanfield.checks import count, number, to_host
 from meanfield.habits import with_hints
+from meanfield.measures import present_points
 from meanfield.results.answers import Answer, labelled
 from meanfield.transport.coupling import Coupling
 from meanfield.transport.entropic import matrix_memory
@@ -85,7 +86,7 @@ def sinkhorn_plan(
     n, m = mu.n_particles, nu.n_particles
     _refuse_pairs(mu.batch_shape.numel() * n * m, mu.device)
     log_a, log_b = mu.log_weights.detach().double(), nu.log_weights.detach().double()
-    x, y = _present(mu), _present(nu)
+    x, y = (present_points(each).detach().double() for each in (mu, nu))
     costs = x.new_zeros(*mu.batch_shape, n, m)
     for k in range(mu.dim):  # differences first: nothing of size n m d is held
         costs += (x[..., :, None, k] - y[..., None, :, k]).square_()
@@ -103,12 +104,6 @@ def sinkhorn_plan(
     entries = (index // m, index % m, log_mass.flatten(-2))
     coupling = Coupling(*map(given, (mu.points.detach(), nu.points.detach(), *entries)))
     return SinkhornPlan(given(value), given(misplaced), blur, coupling, (given(f), given(g)))
-
-
-def _present(measure: Any) -> Tensor:
-    """Points in double precision; those without mass, which may be nowhere, at 0."""
-    there = measure.log_weights[..., None] > -torch.inf
-    return measure.points.detach().double().where(there, 0.0)
 
 
 def _refuse_pairs(pairs: int, device: torch.device) -> None:

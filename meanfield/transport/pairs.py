@@ -157,8 +157,8 @@ def _size(cloud: Any) -> int | None:
 def _plain(value: Measure, weights: Any) -> tuple[np.ndarray, np.ndarray] | None:
     """Points and log-weights of one cloud of NumPy arrays that is plainly right, otherwise None.
 
-    Fast path for NumPy: torch checks would dominate below 10 atoms. What is not plainly right is
-    left to `ParticleMeasure.of`, which says what is wrong with it.
+    A fast path: torch's checks take two thirds of a distance of 10 atoms, half of one of 100. What
+    is not plainly right is left to `ParticleMeasure.of`, which says what is wrong with it.
     """
     is_pair = type(value) is tuple and len(value) == 2 and weights is None
     points, weights = value if is_pair else (value, weights)
@@ -166,6 +166,7 @@ def _plain(value: Measure, weights: Any) -> tuple[np.ndarray, np.ndarray] | None
         return None
     if not np.isfinite(points).all():
         return None
+    points = points.copy()  # an answer holds them: a measure is a value
     if weights is None:
         return points, np.full(len(points), -math.log(len(points)))
     if not _is_plain(weights) or weights.shape != points.shape[:1] or not weights.min() > 0:

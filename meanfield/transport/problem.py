@@ -28,8 +28,9 @@ class Problem:
     Attributes:
         x: points of μ, shape (..., n, d).
         y: points of ν, shape (..., m, d).
-        log_a: log-weights of μ as they are stored, shape (..., n), all finite; up to a constant.
-            Not normalised, because normalising rounds; equality of weights is tested on these.
+        log_a: log-weights of μ as they are stored, shape (..., n), up to a constant; −∞ of atoms
+            without mass, which `part` leaves out before anything is solved. Not normalised,
+            because normalising rounds; equality of weights is tested on these.
         log_b: log-weights of ν, shape (..., m), likewise.
         exponent: distances in this problem times 2^exponent are the caller's, shape (...).
         order: p of W_p, at least 1.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 
@@ -177,6 +178,23 @@ def test_batches_and_absent_atoms() -> None:
     few = conditional_sinkhorn_divergence(x[:4], y[:4], conditions=(s[:4], t[:4]))
     assert both.shape == (2,)
     np.testing.assert_allclose(both[0], few, rtol=1e-12)
+
+
+@pytest.mark.parametrize("far", [0.0, 1e6, math.nan])
+def test_where_an_atom_without_mass_is_makes_no_difference(far: float) -> None:
+    rng = np.random.default_rng(3)
+    x, y = torch.from_numpy(rng.normal(size=(2, 5, 2)))
+    place = torch.full((1, 2), far, dtype=torch.float64)
+    blank = ParticleMeasure(torch.cat([x, torch.zeros_like(place)]), weights=[0.2] * 5 + [0.0])
+    padded = blank.replace(torch.cat([x, place]))
+    for one, other in ((padded, y), (y, padded)):
+        bare = (x, y) if one is padded else (y, x)
+        # What is measured from the mean is rounded where the mean is.
+        torch.testing.assert_close(
+            sinkhorn_divergence(one, other), sinkhorn_divergence(*bare), rtol=1e-12, atol=0
+        )
+    torch.testing.assert_close(padded.mean(), x.mean(0))
+    torch.testing.assert_close(padded.covariance(), torch.cov(x.T, correction=0))
 
 
 def test_potentials_of_geomloss_are_a_lower_bound_once_they_are_certified() -> None:

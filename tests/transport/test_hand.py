@@ -12,6 +12,7 @@ from scipy import sparse
 from meanfield.errors import ConvergenceError
 from meanfield.measures import ParticleMeasure
 from meanfield.transport import (
+    Coupling,
     sinkhorn_divergence,
     solve_conditional_w2,
     solve_w2,
@@ -93,6 +94,37 @@ def test_conditional_samples_keep_positions_and_batches_stay_apart() -> None:
     pairs = batch.sample(50)
     assert pairs.source.shape == (2, 50, 2)
     assert float(pairs.source[1].min()) > 5 > float(pairs.source[0].max())
+
+
+def test_an_answer_keeps_its_points_when_the_arrays_change() -> None:
+    x, y = X.copy(), Y.copy()
+    found = solve_w2(x, y)
+    x *= 100.0
+    y[:] = 0.0
+    assert found.coupling is not None
+    assert found.coupling.cost() == pytest.approx(float(found.value) ** 2, rel=1e-12)
+
+
+def test_draws_have_the_masses_of_the_plan_and_padding_is_never_drawn() -> None:
+    mass = torch.tensor([[0.25, 0.75, 0.0], [0.1, 0.2, 0.7]], dtype=torch.float64)
+    index = torch.arange(3).expand(2, -1)
+    points = torch.eye(3, dtype=torch.float64).expand(2, -1, -1)
+    plan = Coupling(points, points + 1, index, index, mass.log())
+    draws = plan.sample(4000, generator=3)
+    shares = torch.stack([(draws.rows == k).double().mean(-1) for k in range(3)], -1)
+    torch.testing.assert_close(shares, mass, rtol=0, atol=0.03)
+    assert float(shares[0, 2]) == 0
+    torch.testing.assert_close(draws.target, draws.source + 1)
+    with pytest.raises(ValueError, match="size: expected a whole number"):
+        plan.sample(0)
+
+
+@pytest.mark.gpu
+def test_draws_are_made_where_the_plan_is(device: str) -> None:
+    plan = solve_w2(torch.as_tensor(X).to(device), torch.as_tensor(Y).to(device)).coupling
+    assert plan is not None
+    for generator in (None, 3):
+        assert plan.sample(5, generator=generator).source.device.type == torch.device(device).type
 
 
 def test_data_frames() -> None:
