@@ -50,14 +50,9 @@ def ball_bound(weights: Weights, epsilon: float | Tensor, *, splitting: bool = T
             ``(..., *batch)``.
         splitting: whether atoms may split. If not, every token keeps its weight, and the bounds
             are a little smaller.
-
-    Raises:
-        ValueError: a negative or NaN ε.
     """
     points = weights.points
     eps = torch.as_tensor(epsilon, dtype=points.dtype, device=points.device)
-    if not bool((eps >= 0).all()):
-        raise ValueError(f"epsilon: expected numbers ≥ 0, got {epsilon}")
     frames, n = Frames.of(weights), weights.n
     motion, values = frames.motion(eps), frames.values
     batch = torch.broadcast_shapes(points.shape[:-2], eps.shape)

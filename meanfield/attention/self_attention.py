@@ -242,6 +242,8 @@ class SelfAttention(Map):
                 "ball_bounds: expected attention under the softmax, with a sink or without, or "
                 f"under the sigmoid, got {own}; its bound is not proved for others"
             )
+        if not bool((largest >= 0).all()):
+            raise ValueError(f"radii: expected numbers ≥ 0, got {radii}")
         weights = self.weights(mu)
         if own is sigmoid:
             found = sigmoid_ball_bound(weights, largest)

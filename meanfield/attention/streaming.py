@@ -344,6 +344,8 @@ def _fused(
         seen = (w[..., :1, :] if causal else w).amax((-2, -1))
         if not bool((seen > -math.inf).all()):
             return None
+        # Of absent atoms −1e30 is the whole logit, wherever they are.
+        k, v = (torch.where(w > -math.inf, t, 0.0) for t in (k, v))
     if w.stride(-2):  # not one number for all, as of a uniform measure
         q = torch.cat([q, torch.ones_like(q[..., :1])], -1)
         k = torch.cat([k, w.clamp_min(_ABSENT)], -1)

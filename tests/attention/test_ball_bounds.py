@@ -453,8 +453,10 @@ def test_light_and_absent_atoms_and_large_radii_give_numbers():
         torch.testing.assert_close(beside.displacement[1:], without.displacement)
     huge = ball_bound(F.weights(present), 1e6)
     assert not torch.isnan(huge.upper) and float(huge.upper) > 1e6
-    with pytest.raises(ValueError, match="epsilon: expected numbers ≥ 0"):
-        ball_bound(F.weights(present), -1.0)
+    for G in (F, replace(F, normalization=normalizations.sigmoid)):
+        for wrong in (-1.0, math.nan):
+            with pytest.raises(ValueError, match="radii: expected numbers ≥ 0"):
+                G.ball_bounds(present, wrong)
 
 
 @pytest.mark.parametrize(("dtype", "bias", "size"), [

@@ -549,6 +549,19 @@ def test_normalised_scores_do_not_depend_on_the_unit_of_points(kernel, dtype, po
     torch.testing.assert_close(far, unit * image, rtol=1e-5, atol=0)
 
 
+def test_l2_attention_of_scale_0_is_that_of_equal_scores():
+    par = AttentionParameters.random(3)
+    par = AttentionParameters(par.query, par.key, par.value, scale=0.0)
+    mu = ParticleMeasure(torch.randn(4, 3, dtype=torch.float64), weights=[0.1, 0.2, 0.3, 0.4])
+    F, G = SelfAttention(par, kernel=kernels.l2), SelfAttention(par)
+    torch.testing.assert_close(F(mu).points, G(mu).points)
+    at, other = linearize(F, mu).atoms, linearize(G, mu).atoms
+    torch.testing.assert_close(at.to_dense(), other.to_dense())
+    way = torch.randn(4, 3, dtype=torch.float64)
+    torch.testing.assert_close(at.matvec(way), other.matvec(way))
+    torch.testing.assert_close(at.rmatvec(way), other.rmatvec(way))
+
+
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("normalization", ["softmax", "sigmoid"])
 @pytest.mark.parametrize("kernel", ["l2", "cap_l2", "alibi_l2"])

@@ -347,14 +347,15 @@ def test_rows_sum_to_one_where_scores_leave_no_room_for_their_sum(
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("kernel", [kernels.dot_product, kernels.l2, kernels.alibi([0.5])])
-def test_an_absent_atom_far_away_takes_no_digit(kernel, causal):
+@pytest.mark.parametrize("far", [1e12, 1e40])
+def test_an_absent_atom_far_away_takes_no_digit(kernel, causal, far):
     tied = AttentionParameters.tied_l2(torch.randn(2, 2).double(), torch.eye(2).double())
     par = tied if kernel is kernels.l2 else AttentionParameters.random(2)
     F = SelfAttention(par, causal=causal, kernel=kernel)
     points, positions = torch.randn(4, 2, dtype=torch.float64), torch.arange(1, 5) / 5
     mu = ParticleMeasure(points, positions=positions.double())
     padded = ParticleMeasure(
-        torch.cat([points, torch.full((1, 2), 1e12, dtype=torch.float64)]),
+        torch.cat([points, torch.full((1, 2), far, dtype=torch.float64)]),
         [0.25] * 4 + [0.0],
         positions=[*positions.tolist(), 0.9],
     )

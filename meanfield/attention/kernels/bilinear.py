@@ -152,7 +152,7 @@ class L2(FeatureTransform):
     def turn(self, at: At, features: Features) -> Features:
         """From scale · q, k to 2·scale · q, k and the biases."""
         scale = at.parameters.scale[:, None]
-        square = features.q.square().sum(-1) / scale
+        square = features.q.square().sum(-1) / _divisor(scale)
         return Features(
             _with_one_more(2 * features.q, -square),
             _with_one_more(features.k, square.new_ones(()).expand(features.k.shape[:-1])),
@@ -164,7 +164,7 @@ class L2(FeatureTransform):
     def turn_push(self, at: At, features: Features, tangents: Features) -> Features:
         """The derivatives of the squares beside those of q and k."""
         scale = at.parameters.scale[:, None]
-        square = 2 * (features.q * tangents.q).sum(-1) / scale
+        square = 2 * (features.q * tangents.q).sum(-1) / _divisor(scale)
         return Features(
             _with_one_more(2 * tangents.q, -square),
             _with_one_more(tangents.k, square.new_zeros(()).expand(tangents.k.shape[:-1])),
@@ -178,7 +178,12 @@ class L2(FeatureTransform):
         assert cotangents.b is not None
         q, square = cotangents.q[..., :-1], cotangents.q[..., -1:]
         k = cotangents.k[..., :-1] - 2 * scale * cotangents.b[..., None] * features.k
-        return Features(2 * q - 2 * square * features.q / scale, k, cotangents.v)
+        return Features(2 * q - 2 * square * features.q / _divisor(scale), k, cotangents.v)
+
+
+def _divisor(scale: Tensor) -> Tensor:
+    """The scale; 1 where it is 0, and what is divided by it too."""
+    return torch.where(scale == 0, 1.0, scale)
 
 
 def _with_one_more(vectors: Tensor, coordinate: Tensor) -> Tensor:
