@@ -6,7 +6,6 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -99,9 +98,9 @@ class Transformer(Hinted):
         """Of the weights."""
         return next(self.model.parameters()).dtype
 
-    @cached_property
+    @property
     def fingerprint(self) -> str:
-        """SHA-256 of the weights and their names, as float64; computed once, at the first use."""
+        """SHA-256 of the weights and their names, as float64: of those that the model has now."""
         digest = hashlib.sha256()
         for name, tensor in sorted(self.model.state_dict().items()):
             digest.update(f"{name} {tuple(tensor.shape)}\n".encode())

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from meanfield import pretrained
+from meanfield.sweeps import sweep
 
 pytest.importorskip("transformers")
 from safetensors.torch import load_file, save_file
@@ -152,3 +153,18 @@ def test_the_fingerprint_tells_weights_apart_and_nothing_else(whole, changed):
     drawn = pretrained.load("random:bert", config=_ONE, dtype=torch.float32)
     there = pretrained.load("random:bert", config=_ONE)
     assert drawn.fingerprint == there.fingerprint
+
+
+def test_weights_that_were_trained_are_told_from_those_before(tmp_path):
+    source = small("bert")
+    before, store = source.fingerprint, tmp_path / "store"
+    settings = {"fixed": {"source": source}, "store": store, "progress": False}
+    sweep(_first_entry, {"row": [0, 1]}, **settings)
+    source.model.embeddings.word_embeddings.weight.data[0] += 1.0  # no counter of torch sees this
+    assert source.fingerprint != before
+    with pytest.raises(ValueError, match="source"):
+        sweep(_first_entry, {"row": [0, 1]}, **settings)
+
+
+def _first_entry(source, row):
+    return {"entry": float(source.model.embeddings.word_embeddings.weight[row, 0])}
