@@ -23,7 +23,7 @@ class Tableau(NamedTuple):
         rows: stage i is at x + h Σⱼ aᵢⱼκⱼ, κⱼ the slopes of the stages before it.
         weights: b, of the slopes in the step x + h Σⱼ bⱼκⱼ.
         errors: one or two rows of s + 1 weights of the slopes, that at the end of the step last:
-            estimates of the error of a step of length 1. None for methods without any.
+            estimates of the error of a step of length 1; none for methods without any.
         order: of the first estimate, of h.
     """
 

@@ -27,6 +27,9 @@ from meanfield.results import Variable
 __all__ = ["EXPERIMENT", "Settings"]
 
 
+_DRAWS = 100  # of tokens; of 60 seeds 17 need a second one
+
+
 @dataclass(frozen=True)
 class Settings:
     """What the sweep runs over."""
@@ -52,13 +55,29 @@ class Settings:
 def configuration(s: Settings, gap: float) -> tuple[AttentionParameters, Tensor]:
     """A random head with ‖V‖ = 1 and tokens whose last query has its two best scores `gap` apart.
 
-    The last token is moved along A⁻¹(y₁ − y₂), with y₁ and y₂ the keys it likes best.
+    The last token is moved along A⁻¹(y₁ − y₂), with y₁ and y₂ the keys of others that it likes
+    best. Where its own key, which moves with it, is among its two best, other tokens are drawn.
+
+    Raises:
+        ValueError: fewer than three tokens, or such tokens were not found.
     """
+    if s.n_tokens < 3:
+        raise ValueError(f"n_tokens: expected at least 3, a query and two keys, got {s.n_tokens}")
     generator = torch.Generator().manual_seed(s.seed)
     A, V = torch.randn(2, s.dim, s.dim, generator=generator, dtype=torch.float64) / s.dim**0.5
     V = V / torch.linalg.matrix_norm(V, 2)
-    X = torch.randn(s.n_tokens, s.dim, generator=generator, dtype=torch.float64)
-    for _ in range(50):  # moving the last token may change which keys are best
+    for _ in range(_DRAWS):
+        X = torch.randn(s.n_tokens, s.dim, generator=generator, dtype=torch.float64)
+        _move_last(X, A, gap)
+        first, second = (X @ (A @ X[-1])).topk(2).values.tolist()
+        if math.isclose(first - second, gap, rel_tol=1e-6, abs_tol=1e-12):
+            return AttentionParameters.from_bilinear(A, V), X
+    raise ValueError(f"gap: found no tokens of which it is {gap:g}; take another one, or a seed")
+
+
+def _move_last(X: Tensor, A: Tensor, gap: float) -> None:
+    """Move the last token, in place."""
+    for _ in range(50):  # moving it may change which keys are best
         scores = X[:-1] @ (A @ X[-1])
         best = scores.topk(2).indices
         between = X[best[0]] - X[best[1]]
@@ -67,7 +86,6 @@ def configuration(s: Settings, gap: float) -> tuple[AttentionParameters, Tensor]
             break
         along = torch.linalg.solve(A, between)
         X[-1] += wanted / (between @ between) * along
-    return AttentionParameters.from_bilinear(A, V), X
 
 
 def measure(s: Settings, scale: float, gap: float, causal: bool) -> dict[str, Any]:

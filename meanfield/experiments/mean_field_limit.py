@@ -21,6 +21,7 @@ from meanfield.figures.canvas import figure
 from meanfield.figures.curves import curve
 from meanfield.figures.selection import by_level
 from meanfield.results import Variable
+from meanfield.results.fits import FEWEST
 from meanfield.transport import TransportResult, solve_w2
 
 if TYPE_CHECKING:
@@ -76,10 +77,10 @@ def slopes(ds: xr.Dataset, *, ax: Axes) -> Axes:
         # Not round: those follow the colours.
         for k, mark in ((0, "v"), (-1, "s")):
             at, when = mean.isel(time=k), f"d = {dim}, t = {float(ds.time[k]):g}"
-            label = f"W₂, {when}: {_slope(at, 'w2')}"
+            label = f"W₂, {when}{_slope(at, 'w2')}"
             curve(ax, at, "n_particles", "w2", f"{mark}-", color=colour, label=label)
             hollow: Any = {"color": colour, "fillstyle": "none"}
-            hollow["label"] = f"means, {when}: {_slope(at, 'mean_error')}"
+            hollow["label"] = f"means, {when}{_slope(at, 'mean_error')}"
             curve(ax, at, "n_particles", "mean_error", f"{mark}--", **hollow)
     ax.set(xscale="log", yscale="log", xlabel="samples n", ylabel="distance to many samples")
     ax.set_title("Distance of n samples to many, at the start and in depth")
@@ -87,10 +88,11 @@ def slopes(ds: xr.Dataset, *, ax: Axes) -> Axes:
 
 
 def _slope(rows: xr.Dataset, name: str) -> str:
+    """The power of n, where there are enough values to fit one."""
     n, y = rows.n_particles.values, rows[name].values
-    if len(n) < 2:
-        return "one n"
-    return rf"$n^{{{np.polyfit(np.log(n), np.log(y), 1)[0]:.2f}}}$"
+    if len(n) < FEWEST:
+        return ""
+    return rf": $n^{{{np.polyfit(np.log(n), np.log(y), 1)[0]:.2f}}}$"
 
 
 EXPERIMENT = Experiment(

@@ -149,13 +149,15 @@ class _Ball:
         size = float(inputs.token_radii(mu.points)[0])
         self.radii = (size * relative)[:, None].expand(-1, mu.n_particles)
         self.near: BallBounds | None = None
+        self.known = len(epsilons) > 0  # of all blocks so far
 
     def after(
         self, block: MeasureMap, mu: ParticleMeasure, through: LocalLipschitz
     ) -> dict[str, np.ndarray]:
         near = None
-        if len(self.radii):
+        if self.known:
             near = _declared(ball_bounds, block, mu, self.radii, splitting=False)
+        self.known = near is not None
         if near is None:
             upper = _declared(constant_upper, block, mu)
             blank = {name: np.full(len(self.radii), np.nan) for name in _BALLS}

@@ -133,19 +133,19 @@ def growth(ds: xr.Dataset, x: str, y: str, by: str | None, bounds: Sequence[str]
     )
 
 
-@figure("block", "block_upper", "block_converged")
-def plot_constants(
-    ds: xr.Dataset, *, ax: Axes, parts: Sequence[str] = ("attention", "block")
-) -> Axes:
+@figure("attention", "attention_upper", "attention_converged")
+def plot_constants(ds: xr.Dataset, *, ax: Axes, parts: Sequence[str] | None = None) -> Axes:
     """The constants of the layers of a model: marks, probable ends as bars, certain ones dashed.
 
     Args:
         ds: of `constants` of a `meanfield.pretrained.Transformer`; every text has its curve.
         ax: where to draw; a new figure if None.
-        parts: which of "attention" and "block".
+        parts: which of "attention" and "block"; those that the Dataset has if None.
     """
+    there = [part for part in ("attention", "block") if part in ds]
+    parts = there if parts is None else parts
     for k, part in enumerate(parts):
-        choice(part, "parts", ("attention", "block"))
+        choice(part, "parts", there)
         texts = ds if "text" in ds.dims else ds.expand_dims("text")
         for t in range(texts.sizes["text"]):
             rows = texts.isel(text=t)
@@ -192,10 +192,9 @@ def figures_of(ds: xr.Dataset) -> Mapping[str, Callable[..., Axes]]:
         for name, column in ds.data_vars.items()
         if column.dims == ("case",) and column.dtype.kind == "f" and column.notnull().any()
     ]
-    for y in numbers[:_FIGURES]:
-        if not y.endswith(_EVIDENCE):
-            bounds = [f"{y}{end}" for end in ("_lower", "_upper") if f"{y}{end}" in numbers]
-            made[y] = growth(ds, x, y, by, bounds)
+    for y in [name for name in numbers if not name.endswith(_EVIDENCE)][:_FIGURES]:
+        bounds = [f"{y}{end}" for end in ("_lower", "_upper") if f"{y}{end}" in numbers]
+        made[y] = growth(ds, x, y, by, bounds)
     return made
 
 

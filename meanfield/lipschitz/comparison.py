@@ -137,7 +137,8 @@ def compare_lemma_3_2(
     Args:
         F: a map of measures.
         X: token sequence, shape (n, d).
-        steps: root-mean-square displacements over the radius max ‖xᵢ‖.
+        steps: root-mean-square displacements over the radius max ‖xᵢ‖; along "splitting"
+            displacements of the two halves.
         conditional: whether distances are conditional (tokens at positions i/n); by default
             as F says (its ``causal``), and W₂ on R^d otherwise.
         generator: of the random direction, or its seed.
@@ -206,7 +207,7 @@ def _dataset(
             list(rows),
         ),
         "step": (
-            Variable("step", "root-mean-square displacement over radius", dims=("step",)),
+            Variable("step", "displacement over radius, in root mean square", dims=("step",)),
             list(steps),
         ),
     }

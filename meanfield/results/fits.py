@@ -152,7 +152,7 @@ def _half_widths(
 
 # Exponent of each law; None is fitted. [CAP24] draw n^1/4 and n^1/2.
 LAWS: Mapping[str, float | None] = {"free": None, "1/4": 0.25, "1/2": 0.5}
-_LEAST = 5  # different n that a law is fitted to
+FEWEST = 5  # different n that a law is fitted to
 _BEND = 0.1  # two exponents that differ by less are one
 
 
@@ -195,7 +195,7 @@ def _curve(rows: xr.Dataset, quantity: str, groups: str | None) -> tuple[Any, ..
     y, flag = rows[quantity], f"{quantity}_converged"
     good = (rows[flag] if flag in rows else y.notnull()).astype(bool) & (y > 0)
     n, y, good = xr.broadcast(rows.n_tokens, y, good)
-    if len(np.unique(n.values[good & y.notnull()])) < _LEAST:
+    if len(np.unique(n.values[good & y.notnull()])) < FEWEST:
         return None
     group = xr.broadcast(y, rows[groups])[1].values if groups else None
     return n.values, y.values, group, good.values

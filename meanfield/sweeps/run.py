@@ -127,7 +127,7 @@ def sweep(
             Settings, defaults, arguments of a partial, closures and bound objects count by value:
             a change is refused. Not seen are other modules beyond the names taken from them, what
             other objects hold, data files and the environment.
-        progress: a bar on a terminal, a line a minute in the log "meanfield" elsewhere.
+        progress: a bar on a terminal, a line a minute on standard error elsewhere.
 
     Returns:
         Dataset with the dimension `case`, the parameters as coordinates along it, the variables,

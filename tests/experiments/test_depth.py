@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from meanfield import figures, pretrained
+from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, figures, pretrained
 from meanfield.experiments import through_depth
+from meanfield.layers import Chain
 from meanfield.lipschitz import local_lipschitz
+from meanfield.maps.map import as_map
 
 pytest.importorskip("transformers")
 
@@ -148,3 +150,14 @@ def test_a_shallow_model_is_nan_beyond_its_last_block():
         assert np.isfinite(found[name][0]) and np.isnan(found[name][1:]).all()
     named = {variable.name for variable in through_depth.EXPERIMENT.variables}
     assert {"moved_upper", "through_residual", "through_upper"} <= named & set(found)
+
+
+def test_behind_a_block_without_bounds_no_ball_is_called_certain():
+    mu = ParticleMeasure(torch.eye(3, dtype=torch.float64))
+    attention = SelfAttention(AttentionParameters.random(3))
+    ball, chain, found = through_depth._Ball(mu, (1e-3,)), [], []
+    for block in (attention, lambda nu: nu.replace(2 * nu.points), attention):
+        chain.append(block)
+        through = local_lipschitz(Chain(chain), mu)
+        found.append(ball.after(as_map(block), mu, through))
+    assert [bool(np.isfinite(one["ball"]).all()) for one in found] == [True, False, False]

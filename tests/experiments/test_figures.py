@@ -344,6 +344,17 @@ def test_any_sweep_has_figures_of_its_numbers_against_its_parameters():
     assert figures_of(ds.isel(case=[0])) == {}
 
 
+def test_evidence_takes_no_figure_from_an_answer():
+    names = [f"y{k}" for k in range(5)]
+    ends = ("", "_residual", "_error", "_lower", "_upper")
+    ds = sweep(
+        lambda x: {name + end: x for name in names for end in ends},
+        {"x": [1.0, 2.0]},
+        progress=False,
+    )
+    assert list(figures_of(ds)) == names
+
+
 def test_logarithmic_axes_have_one_kind_of_number():
     rows = xr.Dataset({"y": ("case", [1.0, 30.0])}, {"n": ("case", [1.0, 5000.0])})
     ax = figures.plot_growth(rows, x="n", y="y")

@@ -549,11 +549,17 @@ def test_three_tokens_grow_as_the_square_of_the_radius(datasets):
 
 
 @pytest.mark.parametrize("gap", [1.0, 1e-2, 1e-4])
-def test_the_last_query_is_as_nearly_tied_as_asked(gap):
-    parameters, X = large_radius.configuration(large_radius.Settings(), gap)
+@pytest.mark.parametrize("seed", [0, 2, 8, 21])  # of all but 0 the own key is among the best first
+def test_the_last_query_is_as_nearly_tied_as_asked(gap, seed):
+    parameters, X = large_radius.configuration(large_radius.Settings(seed=seed), gap)
     scores = (X[-1] @ parameters.A[0].mT) @ X.mT
     first, second = scores.topk(2).values
     assert float(first - second) == pytest.approx(gap, rel=1e-9)
+
+
+def test_two_tokens_have_no_two_best_keys():
+    with pytest.raises(ValueError, match="n_tokens: expected at least 3"):
+        large_radius.configuration(large_radius.Settings(n_tokens=2), 1.0)
 
 
 def test_far_out_the_constant_is_its_limit_and_near_ties_it_is_far_above(datasets):

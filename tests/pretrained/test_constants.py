@@ -70,6 +70,16 @@ def test_the_figure_of_constants_shows_value_probable_and_certain_end_of_every_l
         figures.plot_constants(ds, parts=["heads"])
 
 
+def test_of_a_mixture_of_experts_the_figure_has_attention_alone():
+    ds = small("mixtral").constants(IDS, bounds=False)
+    assert "block" not in ds
+    lines = [line for line in figures.plot_constants(ds).get_lines() if len(line.get_xdata())]
+    assert len(lines) == 1
+    np.testing.assert_array_equal(lines[0].get_ydata(), ds.attention)
+    with pytest.raises(ValueError, match="parts: expected 'attention'"):
+        figures.plot_constants(ds, parts=["block"])
+
+
 def test_texts_of_several_lengths_have_the_constants_that_each_has_alone():
     source = small("llama")
     texts = [IDS, IDS[:3]]
