@@ -135,6 +135,14 @@ def _log_sum(logits: list[Scalar]) -> Scalar:
     return top + _log(sum(_exp(logit - top) for logit in logits))
 
 
+def _log_sums(rows: np.ndarray) -> np.ndarray:
+    """Of each row; NumPy's functions do not know the numbers of mpmath."""
+    if rows.dtype == object:
+        return np.array([_log_sum(list(row)) for row in rows])
+    top = rows.real.max(-1, keepdims=True)
+    return top[:, 0] + np.log(np.exp(rows - top).sum(-1))
+
+
 def _row(
     normalization: Spec, h: int, scores: dict[int, Scalar], logs: np.ndarray
 ) -> dict[int, Scalar]:
@@ -178,9 +186,9 @@ def potentials(case: Case, h: int) -> np.ndarray:
     g = np.zeros(len(alive), logits.dtype)
     for _ in range(case.normalization[1]):
         shifted = logits + g
-        f = np.array([-_log_sum(list(row)) for row in shifted])
+        f = -_log_sums(shifted)
         back = shifted + (logs + f)[:, None]
-        before, g = g, g - np.array([_log_sum(list(column)) for column in back.T]) + logs
+        before, g = g, g - _log_sums(back.T) + logs
         if g.dtype != object and all(
             np.abs(part(g - before)).max() <= 4e-16 * np.abs(part(g)).max()
             for part in (np.real, np.imag)

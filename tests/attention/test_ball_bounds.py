@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 
@@ -492,8 +493,13 @@ def test_covariances_beyond_the_number_range_lower_no_bound(dtype, power, eps):
     assert (far.displacement >= 0.999 * unit * near.displacement).all()
 
 
-@pytest.mark.parametrize("name", ["dot product", *KERNELS, "sink", "sigmoid"])
-@pytest.mark.parametrize("size", [1e-300, 1e-165, 1e165, 1e300])
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        *itertools.product(["dot product", *KERNELS, "sink", "sigmoid"], [1e-300, 1e300]),
+        *itertools.product(["dot product", "sink", "sigmoid"], [1e-165, 1e165]),
+    ],
+)
 def test_bounds_are_linear_in_the_values_whatever_their_size(name, size):
     """Squares of values of 1e-165 are 0: the bound was, too."""
     F, mu = with_kernel(name, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 
 import numpy as np
 import pytest
@@ -56,12 +57,21 @@ def tangent_of(F: SelfAttention, mu: ParticleMeasure, geometry: str) -> Attentio
     return AttentionTangent(F.weights(mu), geometry)
 
 
-@pytest.mark.parametrize("dtype", [F64, torch.float32])
-@pytest.mark.parametrize("geometry", ["euclidean", "wasserstein"])
-@pytest.mark.parametrize("weights", ["uniform", "uneven"])
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("rows", ROWS)
-@pytest.mark.parametrize("kernel", KERNELS)
+# What the products ask: whether rows are shifted (the softmax without gain) and tilts are 1.
+ASKED = itertools.product(
+    ("dot product", "soft cap"),
+    ("softmax", "sigmoid"),
+    (False,),
+    ("uniform", "uneven"),
+    ("euclidean", "wasserstein"),
+    (F64, torch.float32),
+)
+EVERY = itertools.product(KERNELS, ROWS, (True,), ("uneven",), ("wasserstein",), (F64,))
+
+
+@pytest.mark.parametrize(
+    ("kernel", "rows", "causal", "weights", "geometry", "dtype"), [*ASKED, *EVERY]
+)
 def test_arrays_and_tensors_are_products_with_the_matrix(
     kernel, rows, causal, weights, geometry, dtype
 ):

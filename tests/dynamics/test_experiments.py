@@ -33,8 +33,6 @@ def made():
 
 @pytest.mark.parametrize("module", MODULES)
 def test_every_case_is_done_labelled_and_drawn(module, made):
-    import matplotlib.pyplot as plt
-
     ds = made(module)
     assert (ds.status == 1).all(), ds.message.values
     assert all("long_name" in v.attrs for v in ds.variables.values())
@@ -45,7 +43,6 @@ def test_every_case_is_done_labelled_and_drawn(module, made):
         assert ax.get_title()
         assert ax.get_xlabel()
         assert ax.get_ylabel()
-        plt.close(ax.figure)
 
 
 def test_tokens_on_the_sphere_meet_and_the_energy_rises(made):

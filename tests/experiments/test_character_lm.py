@@ -89,7 +89,7 @@ def test_the_batches_are_a_function_of_seed_and_step(lm, text):
     assert not torch.equal(first, text.batch(4, 8, 1, 4))
     assert not torch.equal(first, text.batch(4, 8, 2, 3))
     starts = {tuple(row.tolist()) for row in text.windows(8)}
-    assert len(text.windows(8)) == min(64, (len(text.valid) - 1) // 8) and starts
+    assert len(starts) == len(text.windows(8)) == min(64, (len(text.valid) - 1) // 8)
 
 
 def test_the_loss_is_that_of_the_uniform_guess_where_nothing_is_known(lm, text):

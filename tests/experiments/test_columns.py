@@ -7,7 +7,6 @@ is seen. One repetition, one window: means and medians are then the column itsel
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -32,14 +31,6 @@ DRAWN = [(name, figure) for name in EXPERIMENTS for figure in get(name).figures]
 def _few_points_of_formulas(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are no columns, and some are optima at each point."""
     monkeypatch.setattr(curves, "_FINE", 5)
-
-
-@pytest.fixture(autouse=True)
-def _close() -> Iterator[None]:
-    yield
-    import matplotlib.pyplot as plt
-
-    plt.close("all")
 
 
 def random_dataset(name: str, failed: slice | None = None) -> xr.Dataset:

@@ -72,8 +72,6 @@ def test_bounds_of_blocks_are_above_their_constants(tmp_path):
 
 
 def test_the_figures_draw_what_is_finite(dataset):
-    import matplotlib.pyplot as plt
-
     for name, draw in through_depth.EXPERIMENT.figures.items():
         with figures.style():
             ax = draw(dataset)
@@ -81,7 +79,6 @@ def test_the_figures_draw_what_is_finite(dataset):
         assert len(ax.lines) >= (1 if name.startswith("models") else 2)
         assert all(np.isfinite(np.asarray(line.get_ydata(), float)).all() for line in ax.lines)
         assert "llama" in ax.get_title() + str(ax.lines[0].get_label())
-        plt.close(ax.figure)
 
 
 @pytest.mark.data

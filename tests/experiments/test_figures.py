@@ -6,7 +6,6 @@ import dataclasses
 import inspect
 import itertools
 import re
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -47,14 +46,6 @@ FIGURES = two_dirac.EXPERIMENT.figures
 @pytest.fixture(scope="module")
 def ds() -> xr.Dataset:
     return two_dirac.EXPERIMENT.run(TINY)
-
-
-@pytest.fixture(autouse=True)
-def _close() -> Iterator[None]:
-    yield
-    import matplotlib.pyplot as plt
-
-    plt.close("all")
 
 
 def line(ax, label: str) -> tuple[np.ndarray, np.ndarray]:

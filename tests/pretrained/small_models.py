@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import functools
 
 import torch
 
@@ -109,6 +111,11 @@ EXPERTS = {
 
 def small(case, *, seed=1):
     """A small model all of whose parameters are random: zero biases would hide mistakes."""
+    return copy.deepcopy(_made(case, seed))
+
+
+@functools.cache
+def _made(case, seed):
     architecture, config = (CASES | EXPERTS)[case]
     config = dict(config)
     causal = config.pop("is_decoder", None)

@@ -127,7 +127,16 @@ def module_map(source, block=None):
     return network
 
 
-@every_case
+# The kernels and layers of the other cases have derivatives of their own, each held to
+# automatic differentiation.
+@pytest.mark.parametrize(
+    "source",
+    [
+        pytest.param(case, marks=[pytest.mark.slow] if "," in case else [], id=case)
+        for case in CASES
+    ],
+    indirect=True,
+)
 def test_derivatives_are_those_of_the_model_by_automatic_differentiation(source):
     n = 4
     with in_float64():

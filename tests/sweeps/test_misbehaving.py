@@ -104,6 +104,7 @@ if __name__ == "__main__":
 @pytest.fixture
 def start(tmp_path):
     environment = {**os.environ, "PYTHONPATH": os.getcwd(), "OMP_NUM_THREADS": "1"}
+    environment["MEANFIELD_TEST_REACHED"] = str(tmp_path / "reached")
 
     def start(executor, seconds, more=""):
         (tmp_path / "run.py").write_text(SCRIPT.replace("{more}", more))
@@ -196,7 +197,10 @@ def test_ctrl_c_ends_a_case_in_process_at_once_and_another_one_those_of_workers(
     tmp_path, start, executor
 ):
     process = start(executor, 600.0)
-    time.sleep(8 if executor else 3)
+    if executor:
+        time.sleep(8)
+    while not executor and not (tmp_path / "reached").exists():
+        time.sleep(0.02)
     os.killpg(process.pid, signal.SIGINT)
     if executor:
         time.sleep(0.5)

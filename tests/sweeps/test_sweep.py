@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -192,19 +190,6 @@ def test_a_name_means_one_thing(variables, coords, grid, text):
 def test_a_dimension_without_coordinates_is_refused():
     with pytest.raises(ValueError, match=r"values along \['head'\]"):
         Task(functions.square, [Variable("y", "y", dims=("head",))])
-
-
-def test_meanfield_sweep_is_a_plain_function_whatever_is_imported_first():
-    code = """if True:
-        import types, meanfield.sweeps
-        from meanfield import sweep
-        assert type(sweep) is types.FunctionType and meanfield.sweep is sweep
-        assert meanfield.sweeps.sweep is sweep
-        print(float(sweep(lambda x: {"y": x + 1}, {"x": [1.0]})["y"][0]))
-    """
-    command = [sys.executable, "-W", "ignore", "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stdout == "2.0\n"
 
 
 def test_in_a_pipe_one_line_is_printed_and_failures_are_logged_once(capfd, caplog):

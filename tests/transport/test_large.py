@@ -143,7 +143,7 @@ def test_a_start_from_potentials_changes_nothing_but_the_time() -> None:
     ],
 )
 def test_a_time_limit_gives_the_interval_so_far(kind: str, d: int) -> None:
-    mu, nu = pair(kind, 2500, 2400, d)
+    mu, nu = pair(kind, 1300, 1200, d)
     exact = solve_w2(mu, nu)
     early = solve_w2(mu, nu, method="column generation", time_limit=1e-9, strict=False)
     assert not early.converged
@@ -224,7 +224,7 @@ def test_precise_minima_lose_no_digit_of_small_displacements() -> None:
 
 def test_a_small_perturbation_of_many_points_is_certified_by_nearest_neighbours() -> None:
     rng = np.random.default_rng(3)
-    x = rng.normal(size=(20_000, 16))
+    x = rng.normal(size=(5_000, 16))
     y = x + 0.01 * rng.normal(size=x.shape)
     weights = torch.as_tensor(rng.dirichlet(np.ones(len(x))))
     mu = ParticleMeasure(torch.as_tensor(x), weights)
