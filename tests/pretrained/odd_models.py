@@ -18,7 +18,7 @@ import transformers
 
 from meanfield import pretrained
 from meanfield.pretrained.registry import FAMILIES
-from tests.pretrained.small_models import in_float64
+from tests.pretrained.small_models import drawn_again, in_float64
 
 _DECODERS = (
     "llama",
@@ -92,10 +92,7 @@ def checkpoint(folder, kind, draw):
     config = getattr(transformers, f"{stem}Config")(**sizes(kind, draw))
     model = getattr(transformers, f"{stem}Model")(config)
     model = model.double()
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            one = float(name.endswith("weight") and parameter.ndim == 1)
-            parameter.copy_(one + 0.3 * torch.randn(parameter.shape, dtype=torch.float64))
+    drawn_again(model, torch.default_generator)
     model.save_pretrained(folder)
     path = Path(folder) / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | odd_fields(kind, draw)))

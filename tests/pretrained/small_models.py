@@ -109,24 +109,28 @@ EXPERTS = {
 }  # fmt: skip
 
 
-def small(case, *, seed=1):
-    """A small model all of whose parameters are random: zero biases would hide mistakes."""
-    return copy.deepcopy(_made(case, seed))
+def small(case, *, seed=1, causal=None, dtype=torch.float64, **changes):
+    """A small model all of whose parameters are random, and a copy of its own for each test."""
+    return copy.deepcopy(_made(case, seed, causal, dtype, tuple(changes.items())))
 
 
 @functools.cache
-def _made(case, seed):
+def _made(case, seed, causal, dtype, changes):
     architecture, config = (CASES | EXPERTS)[case]
-    config = dict(config)
-    causal = config.pop("is_decoder", None)
-    source = pretrained.load(f"random:{architecture}", causal=causal, config=config)
-    generator = torch.Generator().manual_seed(seed)
-    for name, parameter in source.model.named_parameters():
-        spread = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-        gain = "norm" in name.lower() or ".ln_" in name or name.startswith("ln_")
-        around = 1.0 if gain and name.endswith("weight") else 0.0
-        parameter.copy_(around + 0.3 * spread)
+    config = config | dict(changes)
+    masked = config.pop("is_decoder", causal)
+    source = pretrained.load(f"random:{architecture}", causal=masked, dtype=dtype, config=config)
+    drawn_again(source.model, torch.Generator().manual_seed(seed))
     return source
+
+
+@torch.no_grad()
+def drawn_again(model, generator, spread=0.3):
+    """All parameters at random, gains about 1: zero biases would hide mistakes."""
+    for name, parameter in model.named_parameters():
+        draw = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+        one = float(name.endswith("weight") and parameter.ndim == 1)
+        parameter.copy_(one + spread * draw)
 
 
 @contextlib.contextmanager

@@ -10,34 +10,13 @@ import pytest
 import torch
 
 from meanfield import ParticleMeasure, pretrained
-from meanfield.attention import SelfAttention
+from tests.pretrained import small_models
+from tests.pretrained.small_models import small
 
 transformers = pytest.importorskip("transformers")
 
-SMALL_GPT2 = {"n_layer": 3, "n_head": 4, "n_embd": 24, "n_positions": 32, "vocab_size": 50}
-SMALL_BERT = {
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "hidden_size": 24,
-    "intermediate_size": 48,
-    "max_position_embeddings": 32,
-    "vocab_size": 50,
-}
-SMALL = {"gpt2": SMALL_GPT2, "bert": SMALL_BERT}
+SMALL_GPT2 = small_models.CASES["gpt2"][1]
 CASES = [("gpt2", None), ("bert", False), ("bert", True)]
-
-
-def small(architecture, *, causal=None, dtype=torch.float64, **config):
-    """A small model all of whose parameters are random: zero biases would hide mistakes."""
-    model = pretrained.load(
-        f"random:{architecture}", causal=causal, dtype=dtype, config=SMALL[architecture] | config
-    )
-    generator = torch.Generator().manual_seed(1)
-    for name, parameter in model.model.named_parameters():
-        spread = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-        around = 1.0 if name.endswith(("ln_1.weight", "ln_2.weight", "LayerNorm.weight")) else 0.0
-        parameter.copy_(around + 0.3 * spread)
-    return model
 
 
 def ids(*shape):
@@ -63,24 +42,6 @@ def in_model_outputs(model, tokens):
 
 def ours(model, layer, clouds):
     return model.attention(layer)(ParticleMeasure.from_sequence(clouds)).points
-
-
-@pytest.mark.parametrize(("architecture", "causal"), CASES)
-def test_extracted_layers_give_the_outputs_of_the_model(architecture, causal):
-    model = small(architecture, causal=causal)
-    tokens = ids(3, 11)
-    clouds = model.attention_inputs(tokens)
-    for layer, expected in enumerate(in_model_outputs(model, tokens)):
-        moved = ours(model, layer, clouds[layer])
-        scale = float(expected.abs().max())
-        assert torch.allclose(moved, expected, rtol=0, atol=1e-12 * scale)
-        # The biases took part.
-        par = model.parameters(layer)
-        plain = SelfAttention(
-            type(par)(par.query, par.key, par.value, par.output, scale=par.scale), model.causal
-        )
-        without = plain(ParticleMeasure.from_sequence(clouds[layer])).points
-        assert float((without - expected).abs().max()) > 1e-2 * scale
 
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])

@@ -13,7 +13,7 @@ pytest.importorskip("transformers")
 import transformers
 
 from tests.pretrained.odd_models import campaign
-from tests.pretrained.small_models import in_float64
+from tests.pretrained.small_models import drawn_again, in_float64
 
 _SIZES = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 50}
 _SIZES |= {"intermediate_size": 17, "max_position_embeddings": 32, "pad_token_id": 0}
@@ -99,12 +99,7 @@ def built(stem, sizes, odd=None, kind="Model", seed=1):
     with torch.random.fork_rng(devices=[]):
         config = getattr(transformers, f"{stem}Config")(**sizes, **(odd or {}))
         model = getattr(transformers, stem + kind)(config).double().eval()
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            spread = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-            one = float(name.endswith("weight") and parameter.ndim == 1)
-            parameter.copy_(one + 0.3 * spread)
+    drawn_again(model, torch.Generator().manual_seed(seed))
     return model.requires_grad_(False)
 
 

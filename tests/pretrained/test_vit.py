@@ -12,7 +12,7 @@ from meanfield.maps import linearize
 pytest.importorskip("transformers")
 from transformers import ViTForImageClassification
 
-from tests.pretrained.small_models import in_float64
+from tests.pretrained.small_models import drawn_again, in_float64
 
 _SIZES = {"hidden_size": 12, "intermediate_size": 20, "num_attention_heads": 3}
 _SIZES |= {"num_hidden_layers": 2, "num_channels": 2, "image_size": [4, 6], "patch_size": 2}
@@ -26,11 +26,7 @@ CASES = {
 
 def small(case, seed=1):
     source = pretrained.load("random:vit", config=_SIZES | CASES[case])
-    generator = torch.Generator().manual_seed(seed)
-    for name, parameter in source.model.named_parameters():
-        spread = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-        one = float("layernorm" in name and name.endswith("weight"))
-        parameter.copy_(one + 0.4 * spread)
+    drawn_again(source.model, torch.Generator().manual_seed(seed), spread=0.4)
     return source
 
 
