@@ -271,9 +271,8 @@ def as_float_tensor(value: object, name: str, *, like: Tensor | None = None) -> 
         array = _as_array(value, name)
         if array.dtype != np.float32 or not hasattr(value, "dtype"):
             array = array.astype(np.float64, copy=False)
-        if like is not None:
-            return torch.as_tensor(array, dtype=like.dtype, device=like.device)
-        return torch.as_tensor(array)
+        kind: Any = {} if like is None else {"dtype": like.dtype, "device": like.device}
+        return torch.tensor(array, **kind)  # a copy: its owner may go on with the array
     if value.is_complex() or value.is_quantized or value.dtype == torch.bool:
         raise TypeError(
             f"{name}: expected real numbers, such as dtype torch.float32 or torch.float64, "
@@ -310,7 +309,7 @@ def own_tensor(
             f"{', '.join(names)}; rename them, or give its .values, whose axes go by place"
         )
     tensor = as_float_tensor(value, name, like=like)
-    if isinstance(value, (list, tuple)):
+    if not hasattr(value, "layout"):  # no tensor: it is a copy
         return tensor
     tensor = tensor.clone()
     if not tensor.requires_grad or is_traced(tensor):

@@ -70,7 +70,9 @@ def logs_of(points: Tensor, weights: Any, log_weights: Any, name: str = "weights
     if weights is None:
         n = points.shape[-2]
         return points.new_full((), -math.log(n)).expand(points.shape[:-1])
-    masses = per_particle(points, weights, name)
+    # Arrays are of double precision: beside points in single they keep their range.
+    like = points if isinstance(weights, Tensor) else points[..., :1].double()
+    masses = per_particle(like, weights, name)
     check_finite(masses, name)
     if not is_traced(masses) and bool((masses < 0).any()):
         raise ValueError(
@@ -78,7 +80,9 @@ def logs_of(points: Tensor, weights: Any, log_weights: Any, name: str = "weights
         )
     by = "weights.sum()" if np.ndim(weights) == 1 else "weights.sum(-1, keepdims=True)"
     cure = f"divide them by their sum: weights / {by}"
-    return _normalised(masses.log(), weights, name, cure)
+    present = masses > 0  # at 0 the logarithm has no derivative
+    logs = torch.where(present, torch.where(present, masses, 1.0).log(), -math.inf)
+    return _normalised(logs, weights, name, cure).to(points.dtype)
 
 
 def _normalised(logs: Tensor, given: Any, name: str, cure: str) -> Tensor:

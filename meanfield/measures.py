@@ -52,8 +52,8 @@ class ParticleMeasure(NoNumber, Hinted):
     Weights are kept as logarithms, so that an atom of weight e^{−900} loses no digits, and a ratio
     of two weights is computed from the difference of their logarithms. Arrays and tensors that
     come in are copied: a measure is a value. Gradients go to what it was made of until that is
-    changed in place, as by an optimiser. ``mu == nu`` asks whether they are one object,
-    `meanfield.w2` whether they are one measure.
+    changed in place, as by an optimiser: make it anew at each step. ``mu == nu`` asks whether they
+    are one object, `meanfield.w2` whether they are one measure.
 
     Args:
         points: atoms xᵢ, shape (..., n, d), float32 or float64; leading axes are a batch. Axes of
@@ -260,6 +260,10 @@ class ParticleMeasure(NoNumber, Hinted):
         )[index]
         if anchors.ndim > len(self.batch_shape):
             raise IndexError(f"too many new axes for batch shape {tuple(self.batch_shape)}")
+        places = index if isinstance(index, tuple) else (index,)
+        if any(one is ... for one in places):  # of batch axes alone
+            rest = slice(None)
+            return self._with(self.points[*places, rest, rest], lambda t: t[*places, rest])
         return self._with(self.points[index], lambda t: t[index])
 
     def __len__(self) -> int:
@@ -384,7 +388,8 @@ def pushforward(
         )
     check_measure(mu, finite=False)
     use_positions = as_bool(use_positions, "use_positions")
-    arguments = (mu.points, check_positioned(mu)) if use_positions else (mu.points,)
+    points = mu.points.clone()  # which T may overwrite, as ReLU(inplace=True) does
+    arguments = (points, check_positioned(mu)) if use_positions else (points,)
     return mu.replace(called(transport, arguments, "transport: expected a function of points"))
 
 

@@ -19,6 +19,7 @@ from meanfield.checks import (
     number,
 )
 from meanfield.habits import hint_names, with_hints
+from meanfield.linalg.vectors import normalised
 from meanfield.measures import ParticleMeasure
 
 __all__ = [
@@ -119,9 +120,9 @@ def two_diracs(
     u = as_float_tensor(direction, "direction")
     heavy_at, positioned = number(heavy_at, "heavy_at"), as_bool(positioned, "positioned")
     check_finite(u, "direction")
-    if u.ndim != 1 or not float(torch.linalg.vector_norm(u)) > 0:
+    if u.ndim != 1 or not bool((u != 0).any()):
         raise ValueError(f"direction: expected a non-zero vector (d,), got {tuple(u.shape)}")
-    u = u / torch.linalg.vector_norm(u)
+    u = normalised(u)[0]
     r = as_float_tensor(radius, "radius", like=u)
     check_finite(r, "radius")
     if bool((r < 0).any()):

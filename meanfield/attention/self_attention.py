@@ -242,8 +242,6 @@ class SelfAttention(Map):
                 "ball_bounds: expected attention under the softmax, with a sink or without, or "
                 f"under the sigmoid, got {own}; its bound is not proved for others"
             )
-        if not bool((largest >= 0).all()):
-            raise ValueError(f"radii: expected numbers ≥ 0, got {radii}")
         weights = self.weights(mu)
         if own is sigmoid:
             found = sigmoid_ball_bound(weights, largest)
@@ -364,7 +362,10 @@ class SelfAttention(Map):
         assert weights.positions is not None
         values = (positions, weights.positions, weights.log_weights)
         traced = any(is_traced(value) for value in values)
-        if not traced and not bool(weights.seeing(positions).all()):
+        # A row that is not divided by its own sum alone is 0 where it sees nothing.
+        rows = weights.normalization
+        divided = rows.divides and rows.sink is None
+        if divided and not traced and not bool(weights.seeing(positions).all()):
             far = weights.scoring.position_bias or self.kernel.reach < math.inf
             why = f"{name_of(self.kernel)} hides" if far else "they lie before"
             raise ValueError(

@@ -12,7 +12,7 @@ from torch import Tensor
 from meanfield.attention.rows import Normalization, softmax
 from meanfield.attention.tangent import AttentionTangent
 from meanfield.attention.weights import Weights
-from meanfield.checks import as_bool, count, is_traced, number
+from meanfield.checks import as_bool, carries_derivative, count, is_traced, number
 from meanfield.errors import ConvergenceError
 from meanfield.habits import with_hints
 from meanfield.linalg import LinearMap
@@ -118,7 +118,7 @@ def _solve_plan(weights: Weights, settings: Sinkhorn) -> Plan:
     blind = _blind(scores, logs)
     with torch.no_grad():
         g, steps, (p, residual) = _solved(scores.detach(), logs.detach(), settings, blind)
-    recorded = scores.requires_grad or logs.requires_grad or is_traced(scores) or is_traced(logs)
+    recorded = carries_derivative(scores) or carries_derivative(logs)
     if recorded:
         log_p, log_c = _balance(scores, logs, g, blind)
         p, residual = log_p.exp(), _residual(log_c)
@@ -334,7 +334,8 @@ class _PotentialTangent:
         half = torch.where(
             alive[:, :, None] & alive[:, None, :], 0.5 * (safe[:, :, None] - safe[:, None, :]), 0.0
         )
-        q = tilted.values * half.exp()
+        # One exponential: either factor alone may leave the number range.
+        q = (tilted.values.log() + half).exp()
         # K is Q in the geometry asked for: with √(aᵢ/aⱼ) for aᵢ/aⱼ if it is weighted.
         self.k = tilted.values if weighted else q
         gain: Tensor | float = 1.0

@@ -19,10 +19,6 @@ from torch import Tensor
 from meanfield.attention.weights import Places, Scoring
 from meanfield.checks import is_differentiated, is_recorded
 
-# Log-weight that stands for −inf in the fused kernel. Scores are negligible beside it, its
-# exponential is 0 beside any weight, and it is finite: the kernel would form −inf · 0.
-_ABSENT = -1e30
-
 # Entries of P up to which torch differentiates the formula: a function of ours takes longer than
 # its arithmetic. At 16 atoms in 64 dimensions a gradient takes 0.9 ms so, and 2.5 by `_Streamed`.
 _FEW_ENTRIES = 2**16
@@ -82,11 +78,35 @@ def attend(
     few = math.prod(batch) * queries.shape[-2] * keys.shape[-2] <= _FEW_ENTRIES
     if not is_differentiated(*tensors, *places):
         (out,) = _summed(function, *aligned, *tensors)
-    elif few:
+    elif few or _has_own_derivative(scoring, tensors[0], aligned):
         (out,), _ = function.block(tuple(tensors[:1]), tuple(tensors[1:]), Places(*aligned))
     else:
         (out,) = _Streamed.apply(function, *aligned, *tensors)
     return out
+
+
+def _has_own_derivative(
+    scoring: Scoring, q: Tensor, positions: tuple[Tensor | None, Tensor | None]
+) -> bool:
+    """Whether what the scores are made with asks for one: a sink, positions, somebody's function.
+
+    `_Streamed` knows of rows and columns alone. So P of one row and one column is looked at.
+    """
+    if scoring.is_plain or torch.compiler.is_compiling():
+        return False
+    like: Any = {"dtype": q.dtype, "device": q.device}
+    places = Places(*(None if t is None else t[..., :1] for t in positions))
+    with torch.enable_grad():
+        product = torch.zeros(*q.shape[:-2], 1, 1, **like)
+        seen: Tensor | None = scoring.p(product, torch.zeros_like(product), places)
+    # The transforms of torch.func wrap a tensor once for each level. Private, as in `is_traced`.
+    functorch = torch._C._functorch
+    while seen is not None:
+        if seen.requires_grad or torch.autograd.forward_ad.unpack_dual(seen).tangent is not None:
+            return True
+        wrapped = functorch.is_functorch_wrapped_tensor(seen)
+        seen = functorch.get_unwrapped(seen) if wrapped else None
+    return False
 
 
 def _aligned(positions: Tensor | None, axes: int) -> Tensor | None:
@@ -344,11 +364,14 @@ def _fused(
         seen = (w[..., :1, :] if causal else w).amax((-2, -1))
         if not bool((seen > -math.inf).all()):
             return None
-        # Of absent atoms −1e30 is the whole logit, wherever they are.
+        # Of absent atoms the least number is the whole logit, wherever they are; −∞ · 0 is none.
         k, v = (torch.where(w > -math.inf, t, 0.0) for t in (k, v))
+        w = w.clamp_min(torch.finfo(w.dtype).min)
+    if not math.isfinite(q.sum().item()):  # the kernel answers 0 where a query is NaN
+        return None
     if w.stride(-2):  # not one number for all, as of a uniform measure
         q = torch.cat([q, torch.ones_like(q[..., :1])], -1)
-        k = torch.cat([k, w.clamp_min(_ABSENT)], -1)
+        k = torch.cat([k, w], -1)
     # Only for equal widths does torch use its fused kernel; else it builds the n × n matrix.
     width = max(k.shape[-1], v.shape[-1])
     out = torch.nn.functional.scaled_dot_product_attention(

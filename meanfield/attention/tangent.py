@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from threading import get_ident
 from typing import NamedTuple
 
 import torch
@@ -59,34 +60,6 @@ class _Rows(NamedTuple):
     most: Tensor | None
     tilts: Tensor | None
     kept: list[Matrices] | None
-
-
-class _Part(NamedTuple):
-    """What products need of a block besides its matrices: views, made once.
-
-    Attributes:
-        rows: of the block.
-        columns: of the block.
-        q: queries of the rows, (B, rows, k); the others likewise.
-        k: keys of the columns.
-        v: values of the columns.
-        means: rᵢ of the rows.
-        most: ĵ of the rows, counted from the first column, or None.
-        tilts: τ_iĵ of the rows, or None.
-        w: a buffer, (B, rows, columns).
-        x: another, where tilts are not 1; the same elsewhere.
-    """
-
-    rows: slice
-    columns: slice
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    means: Tensor
-    most: Tensor | None
-    tilts: Tensor | None
-    w: Tensor
-    x: Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -191,16 +164,17 @@ class AttentionTangent:
         return self.weights.blocks(self.block_size)
 
     @cached_property
-    def _room(self) -> list[Tensor]:
-        """Buffers for the matrices and the products of the largest block, made when needed."""
-        return []
+    def _room(self) -> dict[tuple[int, int], Tensor]:
+        """Buffers for the largest block, by thread and number, made when needed."""
+        return {}
 
     def _buffer(self, which: int, block: Block) -> Tensor:
-        shape = len(self.q), block.n_rows, block.n_columns
-        while len(self._room) <= which:
+        """Room for the matrices of a block (0), for its products (1, 2)."""
+        shape, key = (len(self.q), block.n_rows, block.n_columns), (get_ident(), which)
+        if key not in self._room:
             largest = max(b.n_rows * b.n_columns for b in self.blocks)
-            self._room.append(self.q.new_empty(len(self.q) * largest))
-        return self._room[which][: math.prod(shape)].view(shape)
+            self._room[key] = self.q.new_empty(len(self.q) * largest)
+        return self._room[key][: math.prod(shape)].view(shape)
 
     @cached_property
     @torch.no_grad()
@@ -236,6 +210,7 @@ class AttentionTangent:
         tilts = None
         if self._half_logs is not None:
             tilts = (self._half_logs - self._half_logs.gather(1, most)).exp()
+            tilts = tilts.where(log_sums < math.inf, 0.0)  # of rows without attention: not ∞ · 0
         shift = most if scoring.is_tilted else None
         return _Rows(means, tops, log_sums, shift, tilts, kept if keep else None)
 
@@ -284,17 +259,6 @@ class AttentionTangent:
     def _small_rmatvec(self) -> ArrayProduct | None:
         return None if self._small is None else self._small.rmatvec
 
-    @cached_property
-    def _parts(self) -> list[_Part]:
-        rows, tilted, parts = self.rows, self._half_logs is not None, []
-        for block in self.blocks:
-            i, j = block
-            tilts = None if rows.tilts is None else rows.tilts[:, i]
-            of_rows = self.q[:, i], self.k[:, j], self.v[:, j], rows.means[:, i]
-            room = self._buffer(1, block), self._buffer(1 + tilted, block)
-            parts.append(_Part(i, j, *of_rows, self._most(block), tilts, *room))
-        return parts
-
     @torch.no_grad()
     def matvec(self, displacement: Tensor, *, keys: bool = True) -> Tensor:
         """Jε, ``(*batch, n, d) → (*batch, n, d_out)``.
@@ -304,14 +268,14 @@ class AttentionTangent:
         q_dot, k_dot, v_dot = self.pushed(displacement)
         # Written in place: small tensors that survive between blocks, see `rows`.
         heads = torch.empty_like(self.rows.means)
-        for part, (_, matrices) in zip(self._parts, self.matrices(), strict=True):
-            moving = k_dot[:, part.columns] if keys else None
-            w = self._scored(part, matrices, q_dot[:, part.rows], moving)
+        for block, matrices in self.matrices():
+            i, j = block
+            w = self._scored(block, matrices, q_dot[:, i], k_dot[:, j] if keys else None)
             total = w.sum(-1, keepdim=True)
-            moved = torch.bmm(w, part.v, out=heads[:, part.rows])
-            moved.addcmul_(total, part.means, value=-1.0)
+            moved = torch.bmm(w, self.v[:, j], out=heads[:, i])
+            moved.addcmul_(total, self.rows.means[:, i], value=-1.0)
             if keys:
-                moved.baddbmm_(matrices.values, v_dot[:, part.columns])
+                moved.baddbmm_(matrices.values, v_dot[:, j])
         return self.joined(heads)
 
     def pushed(self, displacement: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -324,22 +288,23 @@ class AttentionTangent:
         return self.weights.unsort(self.weights.parameters.join(self._headed(heads)))
 
     def _scored(
-        self, part: _Part, matrices: Matrices, q_dot: Tensor, k_dot: Tensor | None
+        self, block: Block, matrices: Matrices, q_dot: Tensor, k_dot: Tensor | None
     ) -> Tensor:
         """wᵢⱼ = Gᵢⱼ⟨q̇ᵢ, kⱼ⟩ + Nᵢⱼ⟨qᵢ, k̇ⱼ⟩ of a block, rows shifted."""
-        most, one = part.most, matrices.queries is matrices.keys
-        w = torch.bmm(q_dot, part.k.mT, out=part.w)
+        most, one = self._most(block), matrices.queries is matrices.keys
+        q = self.q[:, block.rows]
+        w = torch.bmm(q_dot, self.k[:, block.columns].mT, out=self._buffer(1, block))
         if k_dot is not None and one:
-            w.baddbmm_(part.q, k_dot.mT)
+            w.baddbmm_(q, k_dot.mT)
         if most is not None:
             w.sub_(w.gather(-1, most))
         w.mul_(matrices.queries)
         if k_dot is None or one:
             return w
-        x = torch.bmm(part.q, k_dot.mT, out=part.x)
+        x = torch.bmm(q, k_dot.mT, out=self._buffer(2, block))
         if most is not None:
-            assert part.tilts is not None
-            shift = x.gather(-1, most).mul_(part.tilts)
+            assert self.rows.tilts is not None
+            shift = x.gather(-1, most).mul_(self.rows.tilts[:, block.rows])
             w.addcmul_(matrices.queries, shift, value=-1.0)
         w.addcmul_(x, matrices.keys)
         return w if most is None else w.scatter_(-1, most, 0.0)
@@ -358,13 +323,13 @@ class AttentionTangent:
             torch.zeros_like(self.k),
             torch.zeros_like(self.v),
         )
-        for part, (_, matrices) in zip(self._parts, self.matrices(), strict=True):
-            of_rows = y[:, part.rows]
-            by_query, by_key = self._deviations(part, matrices, of_rows)
-            torch.bmm(by_query, part.k, out=q_bar[:, part.rows])
+        for block, matrices in self.matrices():
+            i, j = block
+            by_query, by_key = self._deviations(block, matrices, y[:, i])
+            torch.bmm(by_query, self.k[:, j], out=q_bar[:, i])
             if keys:
-                k_bar[:, part.columns].baddbmm_(by_key.mT, part.q)
-                v_bar[:, part.columns].baddbmm_(matrices.values.mT, of_rows)
+                k_bar[:, j].baddbmm_(by_key.mT, self.q[:, i])
+                v_bar[:, j].baddbmm_(matrices.values.mT, y[:, i])
         return self.pulled(q_bar, k_bar, v_bar)
 
     def split(self, covector: Tensor) -> Tensor:
@@ -377,20 +342,21 @@ class AttentionTangent:
             self.weights.pull(self._headed(q), self._headed(k), self._headed(v))
         )
 
-    def _deviations(self, part: _Part, matrices: Matrices, y: Tensor) -> tuple[Tensor, Tensor]:
+    def _deviations(self, block: Block, matrices: Matrices, y: Tensor) -> tuple[Tensor, Tensor]:
         """Gᵢⱼ⟨vⱼ − rᵢ, yᵢ⟩ and Nᵢⱼ⟨vⱼ − rᵢ, yᵢ⟩ of a block: the transpose of shifted rows."""
-        most, g = part.most, torch.bmm(y, part.v.mT, out=part.w)
-        g.sub_((y * part.means).sum(-1, keepdim=True))
+        most = self._most(block)
+        g = torch.bmm(y, self.v[:, block.columns].mT, out=self._buffer(1, block))
+        g.sub_((y * self.rows.means[:, block.rows]).sum(-1, keepdim=True))
         by_key = g
         if matrices.queries is not matrices.keys:
-            by_key = torch.mul(g, matrices.keys, out=part.x)
+            by_key = torch.mul(g, matrices.keys, out=self._buffer(2, block))
         g.mul_(matrices.queries)
         if most is not None:
             balance = g.scatter_(-1, most, 0.0).sum(-1, keepdim=True).neg_()
             g.scatter_(-1, most, balance)
             if by_key is not g:
-                assert part.tilts is not None
-                by_key.scatter_(-1, most, balance.mul_(part.tilts))
+                assert self.rows.tilts is not None
+                by_key.scatter_(-1, most, balance.mul_(self.rows.tilts[:, block.rows]))
         return g, by_key
 
     # --- dense ---

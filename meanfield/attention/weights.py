@@ -317,7 +317,9 @@ class Weights(NoNumber):
         causal: bool,
     ) -> Weights:
         """The attention weights between the atoms of μ."""
-        points, logs, positions, order = mu.points, mu.log_weights, mu.positions, None
+        # Atoms without mass may be nowhere, behind x/|x| of padding for instance.
+        points, logs = mu.points.nan_to_num(0.0, 0.0, 0.0), mu.log_weights
+        positions, order = mu.positions, None
         if (causal or kernel.reach < math.inf) and not _is_sorted(positions):
             assert positions is not None
             positions, order = positions.sort(dim=-1, stable=True)
@@ -441,7 +443,7 @@ class Weights(NoNumber):
         for block in self.blocks():
             places, seen = self._own_places.block(block), columns[..., block.columns]
             scores = self.scoring.logits(self.products(block), seen, places)
-            kept = self.alive[..., None, block.rows, None] & (scores > -math.inf)
+            kept = self.alive[..., None, block.rows, None] & ~(scores == -math.inf)
             yield torch.where(kept, scores.abs(), 0.0)
 
     def log_p_and_gain(self, block: Block) -> tuple[Tensor, Tensor | None]:

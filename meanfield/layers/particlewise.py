@@ -81,13 +81,13 @@ class Particlewise(Map):
         @cache
         def matrices() -> Tensor:
             """Of the flattened batch."""
-            blocks = present[..., None] * self._blocks(push, mu)
+            blocks = torch.where(present[..., None] > 0, self._blocks(push, mu), 0.0)
             return blocks.reshape(-1, *blocks.shape[-3:])
 
         atoms = LinearMap.of(
             mu.points,
-            lambda eps: present * push(eps),
-            lambda zeta: pull(present * zeta),
+            lambda eps: torch.where(present > 0, push(eps), 0.0),
+            lambda zeta: torch.where(present > 0, pull(present * zeta), 0.0),
             out_dim=out_dim,
             dense=lambda part: LinearMap.pointwise(matrices()[part]).to_dense(),
             blocks=lambda index: TokenBlocks(matrices()[index], metric=self.metric(mu, index)),
@@ -169,11 +169,11 @@ class Pointwise(Particlewise):
         """
         points = mu.points.detach()
         image, pull, *_ = torch.func.vjp(lambda x: self(mu.replace(x)).points, points)
-        self._check_alone(points, image)
+        self._check_alone(points, image, present_rows(mu) > 0)
         self._refuse_kinks(mu, image)
 
         def push(eps: Tensor) -> Tensor:
-            return torch.func.jvp(self.transport, (points,), (eps.contiguous(),))[1]
+            return torch.func.jvp(self._moved, (points,), (eps.contiguous(),))[1]
 
         return push, lambda zeta: pull(zeta)[0]
 
@@ -199,13 +199,17 @@ class Pointwise(Particlewise):
         near = BallBounds.of(constant, bent.minimum(constant + upper), upper, radii)
         return replace(near, displacement=scaled_radii(near.upper[..., None], radii))
 
+    def _moved(self, points: Tensor) -> Tensor:
+        """T of a copy, which it may overwrite."""
+        return self.transport(points.clone())
+
     def _refuse_kinks(self, mu: ParticleMeasure, image: Tensor) -> None:
         points, present = mu.points.detach(), present_rows(mu) > 0
         if is_traced(points):
             return
         generator = torch.Generator().manual_seed(0)
         along = torch.randn(points.shape, generator=generator, dtype=torch.float64).to(points)
-        found = quotients(self.transport, points, along, image)
+        found = quotients(self._moved, points, torch.where(present, along, 0.0), image)
         if bool(kinked([each.masked(present) for each in found]).any()):
             raise NoDerivativeError(
                 "Pointwise: expected a function with a derivative at every atom, got one that "
@@ -213,22 +217,25 @@ class Pointwise(Particlewise):
                 "move that atom a little, or give lipschitz=, with which the bounds hold there"
             )
 
-    def _check_alone(self, points: Tensor, image: Tensor) -> None:
+    def _check_alone(self, points: Tensor, image: Tensor, present: Tensor) -> None:
         if is_traced(points):
             return
         room = _ALONE[points.dtype]
 
-        def near(alone: Tensor, image: Tensor) -> bool:
-            return alone.shape == image.shape and torch.allclose(
-                alone, image, rtol=room, atol=room * float(image.abs().max())
-            )
+        def near(alone: Tensor, image: Tensor, present: Tensor) -> bool:
+            if alone.shape != image.shape:
+                return False
+            alone, image = (torch.where(present, t, 0.0) for t in (alone, image))
+            return torch.allclose(alone, image, rtol=room, atol=room * float(image.abs().max()))
 
         # On an axis of their own, which a mean over the particles does not see, and two in fact:
         # a mean over the first axis sees only these.
-        alone = near(self.transport(points.unsqueeze(-2)).squeeze(-2), image)
-        flat, moved = points.flatten(0, -2), image.flatten(0, -2)
+        alone = near(self._moved(points.unsqueeze(-2)).squeeze(-2), image, present)
+        flat, moved, there = (t.flatten(0, -2) for t in (points, image, present))
         ends = (slice(0, 1), slice(len(flat) - 1, None))
-        if not (alone and all(near(self.transport(flat[end]), moved[end]) for end in ends)):
+        if not (
+            alone and all(near(self._moved(flat[end]), moved[end], there[end]) for end in ends)
+        ):
             raise ValueError(
                 "Pointwise: expected a function that moves each particle by itself, got one "
                 "whose value at a particle depends on the others; for that give a map of "

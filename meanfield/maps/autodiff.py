@@ -137,14 +137,14 @@ def _atoms(products: _Products, mu: ParticleMeasure, out_dim: int, geometry: str
         into, out_of = into * (-rho).exp(), out_of * rho.exp()
     return LinearMap.of(
         mu.points,
-        lambda eta: out_of * products.forward(into * eta),
-        lambda zeta: into * products.backward(out_of * zeta),
+        lambda eta: out_of * torch.where(present, products.forward(into * eta), 0.0),
+        lambda zeta: into * torch.where(present, products.backward(out_of * zeta), 0.0),
         out_dim=out_dim,
     )
 
 
 def _field(doubled: _Products, mu: ParticleMeasure, out_dim: int) -> LinearMap:
-    present = (mu.log_weights > -math.inf)[..., None].to(mu.dtype)
+    present = (mu.log_weights > -math.inf)[..., None]
 
     def each(product: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
         def antisymmetric(vectors: Tensor) -> Tensor:
@@ -152,7 +152,7 @@ def _field(doubled: _Products, mu: ParticleMeasure, out_dim: int) -> LinearMap:
             pair = torch.stack([one, -one], -2).flatten(-3, -2)
             first, second = product(pair).unflatten(-2, (mu.n_particles, 2)).unbind(-2)
             # The images of the copies move oppositely, up to rounding.
-            return 0.5 * present * (first - second)
+            return torch.where(present, 0.5 * (first - second), 0.0)
 
         return antisymmetric
 

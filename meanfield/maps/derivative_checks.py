@@ -81,13 +81,16 @@ class Quotients(NamedTuple):
     def masked(self, present: Tensor) -> Quotients:
         """Those of the atoms that have mass; 0 for others."""
         ahead, behind = (torch.where(present, x, 0.0) for x in (self.ahead, self.behind))
-        return self._replace(ahead=ahead, behind=behind)
+        noise = torch.where(present[..., 0], self.noise, 0.0)
+        return self._replace(ahead=ahead, behind=behind, noise=noise)
 
 
 @torch.no_grad()
 def quotients(move: Product, points: Tensor, along: Tensor, image: Tensor) -> list[Quotients]:
     """The quotients of x ↦ move(x) at points whose image is known, steps decreasing."""
-    size, image, found = float(points.abs().max()) or 1.0, image.detach(), []
+    # Atoms that do not move, the absent ones, say nothing of the scale.
+    size = float(torch.where(along != 0, points, 0.0).abs().max()) or 1.0
+    image, found = image.detach(), []
     rounding = 10 * torch.finfo(points.dtype).eps * lengths(image)
     for step in _STEPS[points.dtype]:
         h = step * size
@@ -223,7 +226,8 @@ def check_derivative(
         )
     _compare(product, found, name)
     zeta = torch.where(present, _normal(product, generator), 0.0)
-    there, back = (product * zeta).sum(), (backward(zeta).detach() * along).sum()
+    transposed = torch.where(present, backward(zeta).detach(), 0.0)
+    there, back = (product * zeta).sum(), (transposed * along).sum()
     room = _AGREES[mu.dtype][0] * _length(product) + 1e3 * _length(found[0].noise) * found[0].step
     if not float((there - back).abs()) <= room * _length(zeta):
         raise ValueError(

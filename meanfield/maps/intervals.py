@@ -21,6 +21,7 @@ from torch import Tensor
 
 from meanfield.linalg import NormSolver
 from meanfield.linalg.solvers import as_solver
+from meanfield.linalg.vectors import lengths
 from meanfield.maps.autodiff import Linearisation
 from meanfield.maps.map import (
     BallBounds,
@@ -92,7 +93,7 @@ class Intervals:
         mu, whole, parts = self.measures[0], None, []
         each = expanded_radii(mu, radii)
         if length is None:
-            length = (mu.weights * each.square()).sum(-1).sqrt()
+            length = lengths((0.5 * mu.log_weights).exp() * each)
         per_atom = length[..., None] * (-0.5 * mu.log_weights).exp()
         grown = torch.ones_like(length)
         for k, (F, nu) in enumerate(zip(self.maps, self.measures, strict=True)):

@@ -288,8 +288,14 @@ def ball_bounds(
 
 @with_hints
 def expanded_radii(mu: ParticleMeasure, radii: Tensor | float) -> Tensor:
-    """The radius of each atom, ``(*batch, n)``; 0 for absent ones."""
+    """The radius of each atom, ``(*batch, n)``; 0 for absent ones.
+
+    Raises:
+        ValueError: a radius that is negative or NaN.
+    """
     each = torch.as_tensor(radii, dtype=mu.dtype, device=mu.device)
+    if not bool((each >= 0).all()):
+        raise ValueError(f"radii: expected numbers ≥ 0, got a smallest of {float(each.min())}")
     return torch.where(mu.log_weights > -math.inf, each, 0.0)
 
 

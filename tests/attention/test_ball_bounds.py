@@ -16,7 +16,7 @@ from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, sampl
 from meanfield.attention import input_bounds, kernels, normalizations
 from meanfield.attention.ball_bounds import ball_bound
 from meanfield.attention.input_bounds import Frames
-from meanfield.attention.kernels.kernel import At, Motion
+from meanfield.attention.kernels.kernel import At, ModifiedKernel, Motion
 from meanfield.attention.sigmoid_ball import _Rows as sigmoid_rows
 from meanfield.attention.weights import Block
 from meanfield.lipschitz import local_lipschitz
@@ -521,3 +521,35 @@ def test_points_whose_squares_leave_the_number_range_have_bounds_of_infinity():
     F = SelfAttention(AttentionParameters(eye, eye, eye), kernel=kernels.qk_norm())
     mu = ParticleMeasure(points)
     assert float(F.ball_bounds(mu, 1e-3).upper) == math.inf > float(local_lipschitz(F, mu).value)
+
+
+@pytest.mark.parametrize("kernel", [kernels.cosine(3.0), kernels.qk_norm(eps=0.0)])
+@pytest.mark.parametrize("away", [0.0, 1e-12])
+def test_round_a_query_of_0_whose_direction_jumps_there_is_no_bound(kernel, away):
+    eye = torch.eye(2, dtype=F64)
+    F = SelfAttention(AttentionParameters(eye, eye, eye), kernel=kernel)
+    mu = ParticleMeasure([[away, 0.0], [1.0, 0.0], [0.0, 1.0], [-1.0, 0.5]])
+    found = F.ball_bounds(mu, 1e-3)
+    assert float(found.upper) == float(found.change) == math.inf
+    moved = mu.points.clone()
+    moved[0] = torch.tensor([0.0, 1e-6])
+    assert float((F(mu.replace(moved)).points[0] - F(mu).points[0]).norm()) > 0.1
+    assert float(found.displacement[0]) > 0.5
+
+
+class Squashed(ModifiedKernel):
+    """Another activation, and nothing said of its curvature."""
+
+    inner = kernels.dot_product
+
+    @property
+    def activation(self):
+        return lambda s: 0.01 * torch.tanh(s / 0.01)
+
+
+def test_a_kernel_of_another_activation_has_not_the_curvature_of_the_inner_one():
+    mu = ParticleMeasure(torch.randn(3, 2, dtype=F64))
+    assert Squashed().curvature == math.inf
+    par = AttentionParameters.random(2, generator=0)
+    squashed, known = (SelfAttention(par, kernel=k) for k in (Squashed(), kernels.soft_cap(0.01)))
+    assert squashed.ball_bounds(mu, 1e-3).change >= known.ball_bounds(mu, 1e-3).change

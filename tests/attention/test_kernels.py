@@ -549,6 +549,12 @@ def test_normalised_scores_do_not_depend_on_the_unit_of_points(kernel, dtype, po
     torch.testing.assert_close(far, unit * image, rtol=1e-5, atol=0)
 
 
+def test_gains_of_another_shape_are_refused():
+    for gain in (torch.ones(2, 3), torch.ones(2, 2, 3)):
+        with pytest.raises(ValueError, match=r"query_gain: expected a number, one per coordinate"):
+            kernels.qk_norm(gain)
+
+
 def test_l2_attention_of_scale_0_is_that_of_equal_scores():
     par = AttentionParameters.random(3)
     par = AttentionParameters(par.query, par.key, par.value, scale=0.0)

@@ -425,3 +425,31 @@ def test_one_plan_of_a_batch_that_has_not_converged_is_refused():
     assert F(ParticleMeasure(points[0])).points.isfinite().all()
     with pytest.raises(ConvergenceError, match="a marginal is off by"):
         F(ParticleMeasure(points))
+
+
+def test_sinkhorn_has_the_tangent_of_difference_quotients_in_forward_mode():
+    F = SelfAttention(
+        AttentionParameters.random(2, generator=0), normalization=normalizations.sinkhorn()
+    )
+    x, way = torch.randn(2, 5, 2, dtype=torch.float64)
+    image = lambda y: F(ParticleMeasure(y)).points  # noqa: E731
+    with torch.autograd.forward_ad.dual_level():
+        found = torch.autograd.forward_ad.unpack_dual(
+            image(torch.autograd.forward_ad.make_dual(x, way))
+        ).tangent
+    wanted = torch.func.jvp(image, (x,), (way,))[1]
+    torch.testing.assert_close(found, wanted)
+    quotient = (image(x + 1e-6 * way) - image(x - 1e-6 * way)) / 2e-6
+    torch.testing.assert_close(found, quotient, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("geometry", ["euclidean", "wasserstein"])
+def test_sinkhorn_of_a_very_light_atom_has_the_derivative_of_a_light_one(geometry):
+    F = SelfAttention(
+        AttentionParameters.random(1, generator=0), normalization=normalizations.sinkhorn()
+    )
+    at = [
+        linearize(F, ParticleMeasure([[0.0], [1.0]], log_weights=[log, 0.0]), geometry=geometry)
+        for log in (-1500.0, -900.0)
+    ]
+    torch.testing.assert_close(*(each.atoms.to_dense() for each in at))

@@ -219,3 +219,10 @@ def test_what_is_no_normalisation_is_refused():
         )
     assert softmax.is_softmax
     assert not CASES["softplus"][0].is_softmax and not CASES["sink"][0].is_softmax
+
+
+@pytest.mark.parametrize("rows", [sigmoid, sink(0.3)])
+def test_where_rows_see_nothing_and_are_not_divided_by_it_the_field_is_0(rows):
+    F = SelfAttention(AttentionParameters.random(2), causal=True, normalization=rows)
+    mu = ParticleMeasure(torch.randn(3, 2, dtype=F64), positions=[0.4, 0.5, 0.6])
+    assert F.field(mu)(torch.ones(1, 2, dtype=F64), 0.1).tolist() == [[0.0, 0.0]]

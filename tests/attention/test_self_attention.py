@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from meanfield.attention import AttentionParameters, SelfAttention, kernels
 from meanfield.attention.normalizations import sink, softmax
 from meanfield.attention.tangent import AttentionTangent
 from meanfield.linalg import Lanczos, operator_norm
+from meanfield.lipschitz import local_lipschitz
 from meanfield.maps import linearize
 from meanfield.measures import ParticleMeasure
 from tests import oracles
@@ -361,3 +363,23 @@ def test_an_absent_atom_far_away_takes_no_digit(kernel, causal, far):
     )
     torch.testing.assert_close(F(padded).points[:4], F(mu).points, rtol=1e-13, atol=1e-15)
     torch.testing.assert_close(F.largest_logits(padded), F.largest_logits(mu), rtol=1e-13, atol=0)
+
+
+def test_products_in_several_threads_are_those_of_one():
+    n = 300
+    mu = ParticleMeasure(torch.randn(n, 3, dtype=torch.float64))
+    J = linearize(SelfAttention(AttentionParameters.random(3, generator=0)), mu).atoms
+    ways = torch.randn(40, n, 3, dtype=torch.float64)
+    wanted = [(J.matvec(way), J.rmatvec(way)) for way in ways]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda way: (J.matvec(way), J.rmatvec(way)), ways))
+    for one, other in zip(found, wanted, strict=True):
+        assert torch.equal(one[0], other[0]) and torch.equal(one[1], other[1])
+
+
+def test_an_absent_atom_beside_a_very_light_first_one_changes_no_constant():
+    F = SelfAttention(AttentionParameters.from_bilinear([[1.0]], [[1.0]]))
+    points = [[0.0], [1.0], [2.0]]
+    mu = ParticleMeasure(points, log_weights=[-1500.0, 0.0, -math.inf])
+    alone = ParticleMeasure(points[:2], log_weights=[-1500.0, 0.0])
+    assert float(local_lipschitz(F, mu)) == pytest.approx(float(local_lipschitz(F, alone)))

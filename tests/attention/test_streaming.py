@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from meanfield.attention import streaming, weights
+from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, measures
+from meanfield.attention import kernels, normalizations, streaming, weights
 from meanfield.attention.streaming import attend
 
 F64 = torch.float64
@@ -338,3 +339,94 @@ def test_the_device_agrees_with_the_cpu(places, device):
     expected = torch.func.jvp(lambda *y: dense(*y, *places), tuple(x), along)
     for one, other in zip(actual, expected, strict=True):
         torch.testing.assert_close(one.cpu(), other)
+
+
+@pytest.mark.parametrize("scores", ["", "causal"])
+def test_no_score_of_an_atom_is_as_low_as_that_of_an_absent_one(scores):
+    A, V = torch.tensor([[-1.0]]).double(), torch.tensor([[1.0]]).double()
+    F = SelfAttention(AttentionParameters.from_bilinear(A, V), causal=bool(scores))
+    points, places = [[1e16], [2e16], [0.0]], [0.1, 0.2, 0.3]
+    mu = ParticleMeasure(points, weights=[0.5, 0.5, 0.0], positions=places)
+    alone = ParticleMeasure(points[:2], positions=places[:2])
+    torch.testing.assert_close(F(mu).points[:2], F(alone).points)
+    light = ParticleMeasure([[1.0], [2.0], [3.0]], log_weights=[-1e32, -1e31, 0], positions=places)
+    wanted = [[1.0], [2.0], [3.0]] if scores else [[3.0]] * 3
+    torch.testing.assert_close(F(light).points, torch.tensor(wanted, dtype=F64))
+
+
+@pytest.mark.parametrize("n", [3, 400])
+def test_a_query_that_is_no_number_gives_none(n):
+    q = torch.ones(1, n, 2, dtype=F64)
+    q[0, 1] = math.nan
+    k, v = torch.randn(2, 1, n, 2, dtype=F64)
+    out = attend(q, k, v, torch.full((1, n), -math.log(n), dtype=F64))
+    assert out[0, 1].isnan().all() and out[0, [0, 2]].isfinite().all()
+
+
+class Learned(kernels.Kernel):
+    """A position bias of one number."""
+
+    needs_positions = True
+
+    def __init__(self, slope):
+        object.__setattr__(self, "slope", slope)
+
+    def features(self, parameters, points, positions):
+        return kernels.dot_product.features(parameters, points, positions)
+
+    def position_bias(self, parameters, rows, columns):
+        return -self.slope * (rows[..., :, None] - columns[..., None, :]).square()[..., None, :, :]
+
+
+LEARNED = {
+    "sink": lambda t: {"normalization": normalizations.sink(t)},
+    "bias": lambda t: {"kernel": Learned(t)},
+    "psi": lambda t: {"normalization": normalizations.RowWise(lambda s: t * torch.tanh(s))},
+}
+
+
+@pytest.mark.parametrize("name", LEARNED)
+@pytest.mark.parametrize("inner", [False, True], ids=["alone", "beside points"])
+def test_numbers_of_kernels_and_normalisations_have_their_gradient_at_any_size(
+    name, inner, monkeypatch
+):
+    mu = ParticleMeasure.from_sequence(torch.randn(12, 2, dtype=F64))
+    points = mu.points.clone().requires_grad_(inner)
+    par = AttentionParameters.random(2, generator=0)
+
+    def loss(t):
+        F = SelfAttention(par, **LEARNED[name](t))
+        return (F(mu.replace(points)).points ** 2).sum()
+
+    found = []
+    for few in (2**16, 0):
+        monkeypatch.setattr(streaming, "_FEW_ENTRIES", few)
+        t = torch.tensor(0.7, dtype=F64, requires_grad=True)
+        (gradient,) = torch.autograd.grad(loss(t), t)
+        found += [gradient, torch.func.grad(loss)(t.detach())]
+        found.append(torch.func.jvp(loss, (t.detach(),), (torch.ones_like(t),))[1])
+        found.append(torch.func.grad(lambda s: torch.func.grad(loss)(s) + s)(t.detach()))
+    t, h = torch.tensor(0.7, dtype=F64), 1e-6
+    quotient = (loss(t + h) - loss(t - h)).detach() / (2 * h)
+    for one in (*found[:3], *found[4:7]):
+        torch.testing.assert_close(one.detach(), quotient, rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(found[3], found[7])
+
+
+def test_positions_have_a_derivative_under_a_position_bias_at_any_size(monkeypatch):
+    x, s = torch.randn(12, 2, dtype=F64), torch.linspace(0.1, 0.9, 12, dtype=F64)
+    F = SelfAttention(AttentionParameters.random(2, generator=0), kernel=kernels.alibi([3.0]))
+    way = torch.randn(12, dtype=F64)
+    found = []
+    for few in (2**16, 0):
+        monkeypatch.setattr(streaming, "_FEW_ENTRIES", few)
+
+        def image(t):
+            mu = ParticleMeasure(x, positions=s)
+            return F(measures._measure(mu.points, mu.log_weights, s + t * way)).points
+
+        found.append(
+            torch.func.jvp(image, (torch.zeros((), dtype=F64),), (torch.ones((), dtype=F64),))[1]
+        )
+    torch.testing.assert_close(*found)
+    assert float(found[0].abs().max()) > 1e-3

@@ -300,3 +300,21 @@ def test_a_clipped_derivative_changes_only_where_the_ball_meets_the_sphere():
     for length, change in ((0.9, 0.0), (1.1, 1.0), (1.3, 1.0), (1.5, 1.0)):
         mu = ParticleMeasure([[length, 0.0]])
         assert float(maps_module.ball_bounds(Clip(1.2), mu, 0.2).change) == change
+
+
+@pytest.mark.parametrize(
+    ("logs", "radii"), [([-800.0, 0.0], [0.5, 0.0]), ([math.log(0.5)] * 2, [1e-170, 0.0])]
+)
+def test_the_displacement_of_light_atoms_and_small_radii_is_no_0(logs, radii):
+    one = SelfAttention(AttentionParameters.from_bilinear([[1.0]], [[1.0]]))
+    F = Chain([Residual(one), Residual(one)])
+    mu = ParticleMeasure([[0.3], [1.0]], log_weights=logs)
+    found = F.ball_bounds(mu, torch.tensor(radii, dtype=torch.float64), splitting=False)
+    assert float(found.displacement[0]) >= radii[0]
+
+
+@pytest.mark.parametrize("F", [MLP([[1.0]], [[1.0]]), Residual(MLP([[1.0]], [[1.0]]))])
+@pytest.mark.parametrize("radius", [-1.0, math.nan])
+def test_no_map_takes_a_radius_below_0(F, radius):
+    with pytest.raises(ValueError, match="radii: expected numbers ≥ 0"):
+        F.ball_bounds(ParticleMeasure([[0.0], [1.0]]), radius)

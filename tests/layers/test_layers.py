@@ -310,3 +310,52 @@ def test_normalisations_do_not_depend_on_the_unit_of_points_whatever_their_squar
     assert torch.equal(Clip(2.0 * unit)(scaled).points, unit * cut)
     steep = local_lipschitz(Clip(2.0 * unit), scaled).value
     torch.testing.assert_close(steep, local_lipschitz(Clip(2.0), mu).value)
+
+
+def test_an_atom_without_mass_that_a_map_sends_nowhere_is_still_absent():
+    x = torch.randn(3, 2, dtype=torch.float64)
+    padded = ParticleMeasure(torch.cat([x, torch.zeros(1, 2)]), weights=[1 / 3] * 3 + [0.0])
+    norm = Pointwise(lambda y: y / y.norm(dim=-1, keepdim=True))
+    F = Chain([norm, SelfAttention(AttentionParameters.random(2, generator=0))])
+    mu = ParticleMeasure(x)
+    assert norm(padded).points[3].isnan().all()
+    torch.testing.assert_close(F(padded).points[:3], F(mu).points)
+    for G in (F, norm, lambda nu: nu.replace(nu.points / nu.points.norm(dim=-1, keepdim=True))):
+        found, alone = (float(local_lipschitz(G, nu)) for nu in (padded, mu))
+        assert found == pytest.approx(alone, rel=1e-9)
+    assert float(norm.local_upper(padded)) == pytest.approx(float(norm.local_upper(mu)))
+    at, alone = (nu if nu is mu else norm(nu) for nu in (padded, mu))
+    assert float(F.maps[1].largest_logits(at)) == pytest.approx(
+        float(F.maps[1].largest_logits(norm(mu)))
+    )
+
+
+def test_an_atom_without_mass_far_away_takes_no_derivative_from_others():
+    padded = ParticleMeasure([[0.3], [1.0], [1e12]], weights=[0.5, 0.5, 0.0])
+    mu = ParticleMeasure([[0.3], [1.0]])
+    gelu = torch.nn.functional.gelu
+    for F in (Pointwise(gelu), lambda nu: nu.replace(gelu(nu.points))):
+        assert float(local_lipschitz(F, padded)) == pytest.approx(float(local_lipschitz(F, mu)))
+    F = Pointwise(torch.exp)
+    far = ParticleMeasure([[0.3], [1.0], [1e3]], weights=[0.5, 0.5, 0.0])
+    assert float(F.local_upper(far)) == pytest.approx(math.e)
+
+
+@pytest.mark.parametrize("size", [1e-170, 1.0, 1e170])
+def test_norms_of_matrices_of_any_size_bound_the_derivative(size):
+    F = MLP([[size]], [[1.0]], activation="tanh")
+    mu = ParticleMeasure([[1.0 / size]])
+    assert (
+        0 < float(local_lipschitz(F, mu)) <= float(F.local_upper(mu)) <= F.global_upper < math.inf
+    )
+
+
+def test_bounds_in_single_precision_are_above_the_constant():
+    for seed in range(20):
+        g = torch.Generator().manual_seed(seed)
+        inner, outer = torch.randn(16, 4, generator=g), torch.randn(4, 16, generator=g)
+        F = MLP(inner, outer, activation="relu")
+        whole = torch.linalg.matrix_norm(outer.double(), 2) * torch.linalg.matrix_norm(
+            inner.double(), 2
+        )
+        assert float(whole) <= F.global_upper <= float(whole) * (1 + 1e-4)

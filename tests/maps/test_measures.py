@@ -11,7 +11,9 @@ import xarray as xr
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meanfield import measures
+from meanfield import AttentionParameters, SelfAttention, measures
+from meanfield.attention import normalizations
+from meanfield.layers import MLP, LayerNorm, Pointwise, Residual
 from meanfield.measures import (
     ParticleMeasure,
     disintegrate,
@@ -340,3 +342,54 @@ def test_a_sample_is_drawn_from_the_atoms_that_have_mass():
     assert not torch.equal(mu.sample(50).points, mu.sample(50).points)
     tracked = ParticleMeasure(torch.ones(2, 1, requires_grad=True))
     assert tracked.points.requires_grad and not tracked.detach().points.requires_grad
+
+
+def test_an_ellipsis_stands_for_batch_axes():
+    mu = ParticleMeasure(torch.randn(2, 3, 4, 5), positions=torch.rand(4))
+    for found, wanted in ((mu[..., 0], mu[:, 0]), (mu[...], mu), (mu[1, ...], mu[1])):
+        for name in ("points", "log_weights", "positions"):
+            assert torch.equal(getattr(found, name), getattr(wanted, name))
+
+
+def test_a_function_that_overwrites_its_argument_leaves_the_measure_as_it_is():
+    mu = ParticleMeasure([[1.0], [-1.0]])
+    nu = pushforward(torch.nn.ReLU(inplace=True), mu)
+    assert mu.points.tolist() == [[1.0], [-1.0]] and nu.points.tolist() == [[1.0], [0.0]]
+    layer = Residual(Pointwise(torch.nn.ReLU(inplace=True)))
+    assert layer(mu).points.tolist() == [[2.0], [-1.0]]
+    assert float(Pointwise(torch.nn.ReLU(inplace=True)).local_upper(mu)) == pytest.approx(1.0)
+
+
+def test_weights_of_arrays_keep_the_range_of_double_precision_beside_single():
+    mu = ParticleMeasure(torch.zeros(2, 1), weights=np.array([1.0, 1e-50]))
+    assert mu.dtype == torch.float32
+    assert mu.log_weights.tolist() == pytest.approx([0.0, math.log(1e-50)], rel=1e-6)
+
+
+def test_a_weight_that_underflowed_takes_no_gradient_from_the_others():
+    x = torch.tensor([[1.0], [2.0], [5.0]], dtype=torch.float64)
+    found = []
+    for weights in (lambda t: t.softmax(-1), lambda t: None):
+        t = torch.tensor([0.0, 1.0, -math.inf], dtype=torch.float64, requires_grad=True)
+        given = weights(t)
+        logs = None if given is not None else t.log_softmax(-1)
+        ParticleMeasure(x, given, log_weights=logs).mean().sum().backward()
+        found.append(t.grad)
+    torch.testing.assert_close(*found)
+    assert found[0].isfinite().all()
+
+
+def test_arrays_given_to_layers_are_copied():
+    W, scale, sink = np.eye(2), np.ones(2), np.zeros(())
+    mu = ParticleMeasure(torch.randn(3, 2, dtype=torch.float64))
+    par = AttentionParameters.random(2, generator=0)
+    maps = [
+        MLP(W, np.eye(2)),
+        LayerNorm(scale),
+        SelfAttention(par, normalization=normalizations.sink(sink)),
+    ]
+    before = [F(mu).points for F in maps]
+    for array in (W, scale, sink):
+        array += 5.0
+    for F, image in zip(maps, before, strict=True):
+        assert torch.equal(F(mu).points, image)

@@ -146,3 +146,9 @@ def test_randomness_is_torch_s_own_unless_a_seed_or_a_generator_is_given(name):
 def test_random_layers_and_random_points_are_not_the_same_numbers():
     q, x = AttentionParameters.random(8).query[0], sampling.sphere(8, 8)
     assert float(torch.cosine_similarity(x, q).abs().max()) < 0.99
+
+
+@pytest.mark.parametrize("size", [1e-170, 1e-162, 1.0, 1e300])
+def test_a_direction_of_any_length_is_a_direction(size):
+    mu = sampling.two_diracs(1.0, 0.0, [3 * size, 4 * size])
+    assert float(mu.points[0].norm()) == pytest.approx(1.0, rel=1e-15)

@@ -149,19 +149,22 @@ class NormalisedFeatures(FeatureTransform):
         largest = torch.as_tensor(gain, dtype=z.dtype, device=z.device).abs()
         largest = largest.amax((-2, -1))[..., None] if largest.ndim > 1 else largest.max()
         length = 1 / self._inverse_length(z)[..., 0]
+        if not self.eps:
+            length = torch.where((z == 0).all(-1), 0.0, length)
         step, slope = (t / (unit * root) for t in (before.moved, before.steepest))
         eps_root = length.new_tensor(math.sqrt(self.eps))
         inside = (length - eps_root).clamp_min(0).sqrt() * (length + eps_root).sqrt() - step
         least = torch.hypot(inside.clamp_min(0), eps_root)
         least = torch.where(step > 0, least, length)
         # In the unit of lengths a slope is that of z/σ, which has length √k or 1 at most.
-        steepest = largest * root * slope / least
+        steepest = torch.where(least > 0, largest * root * slope / least, math.inf)
         fixed = 2 / math.sqrt(3) * step / length / (length - step)
         bent = torch.where(step < length, fixed, math.inf).minimum(1 / length + 1 / least)
         bent = torch.where(step > 0, bent, 0.0)
         turned = (
             largest * root * slope * bent + largest * root * before.bent / (unit * root) / least
         )
+        turned = torch.where(least > 0, turned, math.inf)
         moved = (largest * root * step / least).minimum(2 * largest * root)
         return Motion(torch.where(step > 0, moved, 0.0), steepest, turned)
 
@@ -215,7 +218,7 @@ def qk_norm(
     """scale · ⟨g_q ∘ q/rms(q), g_k ∘ k/rms(k)⟩, rms(q)² = |q|²/k + eps: RMS-normalised features.
 
     Args:
-        query_gain: g_q, a number or one per coordinate of a head (k,).
+        query_gain: g_q, a number, one per coordinate of a head (k,), or (H, 1, k).
         key_gain: g_k, likewise.
         eps: added to the mean squares, as in RMSNorm.
         inner: the kernel whose queries and keys are normalised.
@@ -225,5 +228,10 @@ def qk_norm(
     for gain, name in ((query_gain, "query_gain"), (key_gain, "key_gain")):
         given = as_float_tensor(gain, name)
         check_finite(given, name)
+        if given.ndim > 1 and (given.ndim != 3 or given.shape[1] != 1):
+            raise ValueError(
+                f"{name}: expected a number, one per coordinate (k,), or (H, 1, k) for each head, "
+                f"got shape {tuple(given.shape)}"
+            )
         gains.append(given if given.ndim else gain)
     return NormalisedFeatures(gains[0], gains[1], eps, True, checked_inner(inner))

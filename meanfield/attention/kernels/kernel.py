@@ -312,6 +312,12 @@ class ModifiedKernel(Kernel):
     bends = _of_inner("bends")
     position_bias = _of_inner("position_bias")
 
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        # What the inner kernel says of its own activation need not hold of another one.
+        if _place(cls, "activation") < _place(cls, "curvature"):
+            cls.curvature = Kernel.curvature
+
     def head(self, index: int) -> Kernel:
         """With the inner kernel of that head."""
         inner = self.inner.head(index)
