@@ -26,8 +26,9 @@ from meanfield.checks import as_floats, number
 if TYPE_CHECKING:
     from meanfield.attention.parameters import AttentionParameters
 
-# Relative; rows of the values outside the span of the queries beyond it are no rounding.
-_OUTSIDE = 1e-9
+# Rows of the values outside the span of the queries by more are no rounding: relative, times the
+# width of a head, in units of eps of the layer's own dtype.
+_OUTSIDE = 100.0
 # Relative: what the bounds are raised by, to stay above the rounding of the norms.
 _ROUNDING = 1e-12
 
@@ -160,7 +161,7 @@ def l2_theorem_3_2(layer: Any, n: Any, *, value: Any = None) -> float:
         given = list(own.reshape(shape))
     total = 0.0
     for W, B, (*_, q) in zip(given, wanted, heads, strict=True):
-        if np.linalg.norm(W @ q.T - B) > _OUTSIDE * np.linalg.norm(B):
+        if np.linalg.norm(W @ q.T - B) > _outside(par) * np.linalg.norm(B):
             raise ValueError("values: expected W^Vᵀ W^Q W^Qᵀ/√k, got another function of queries")
         total += float(np.linalg.norm(q, 2) ** 4 * np.linalg.norm(W, 2) ** 2)
     last = np.linalg.norm(np.concatenate(outputs, -1), 2)
@@ -221,11 +222,12 @@ def _heads(layer: Any) -> tuple[_Heads, list[np.ndarray]]:
             "layer: expected tied queries and keys, key = query and key_bias = query_bias; "
             "untied, it is not Lipschitz on R^d"
         )
+    room = _outside(par)
     heads, lefts = [], []
     for h, (q, v) in enumerate(zip(queries, values, strict=True)):
         B = v @ np.linalg.pinv(q)
         outside = np.linalg.norm(v - B @ q)
-        if outside > _OUTSIDE * np.linalg.norm(v):
+        if outside > room * np.linalg.norm(v):
             raise ValueError(
                 f"layer: expected values of head {h} that are a function of its queries, "
                 f"value = B @ query, got a part {outside:.2g} outside; without it the layer is "
@@ -235,6 +237,13 @@ def _heads(layer: Any) -> tuple[_Heads, list[np.ndarray]]:
         heads.append((W @ B, B, q))
         lefts.append(W)
     return heads, lefts
+
+
+def _outside(par: AttentionParameters) -> float:
+    """What rounding may leave of values outside the span of their queries, relatively."""
+    import torch
+
+    return _OUTSIDE * par.query.shape[-2] * torch.finfo(par.query.dtype).eps
 
 
 def _same(a: np.ndarray, b: np.ndarray) -> bool:

@@ -87,14 +87,19 @@ class Layer:
         return self.attention.score
 
     @cached_property
+    def _wide(self) -> AttentionParameters:
+        """The parameters in double precision: products in single are off by more than is added."""
+        return self.parameters.to(self.parameters.query.double().dtype)
+
+    @cached_property
     def A(self) -> np.ndarray:
         """(H, d, d), of the scores ⟨A_h x + c_h, y⟩."""
-        return as_floats(self.parameters.A)
+        return as_floats(self._wide.A)
 
     @cached_property
     def V(self) -> np.ndarray:
         """V_h, output matrices included, (H, d_out, d)."""
-        return as_floats(self.parameters.V)
+        return as_floats(self._wide.V)
 
     @cached_property
     def norm_A(self) -> np.ndarray:

@@ -21,6 +21,7 @@ from meanfield.measures import (
     check_measure,
     close_pairs,
     merge_labelled,
+    present_points,
 )
 
 _BLOCK = 2**22  # entries of a block of pairs: 32 MB in float64
@@ -43,11 +44,12 @@ def log_energy(mu: ParticleMeasure, A: Tensor) -> Tensor:
         raise ValueError(f"A: expected shape {(mu.dim, mu.dim)}, got {tuple(A.shape)}")
     check_finite(A, "A")
     check_same_kind(mu.points, "mu", A, "A")
-    queries, logs = mu.points @ A.mT, mu.log_weights
+    points, logs = present_points(mu), mu.log_weights
+    queries = points @ A.mT
     size = max(1, at_once(_BLOCK, logs.device) // max(logs.numel(), 1))
     parts = []
     for rows, row_logs in zip(queries.split(size, -2), logs.split(size, -1), strict=True):
-        scores = rows @ mu.points.mT + logs[..., None, :] + row_logs[..., None]
+        scores = rows @ points.mT + logs[..., None, :] + row_logs[..., None]
         parts.append(scores.flatten(-2).logsumexp(-1))
     return torch.stack(parts).logsumexp(0)
 

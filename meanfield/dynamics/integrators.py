@@ -16,7 +16,7 @@ from meanfield.dynamics.schemes import ADAPTIVE, FIXED, Tableau, stages, stepped
 from meanfield.errors import ConvergenceError
 from meanfield.habits import with_hints
 from meanfield.linalg.vectors import lengths
-from meanfield.measures import ParticleMeasure
+from meanfield.measures import ParticleMeasure, present_points
 
 _TINY_RTOL = 1e-13  # below it the error estimate of a step in float64 is rounding
 # The next step is longer or shorter than the last by these factors at most, and that of the
@@ -143,13 +143,13 @@ class Adaptive:
             places, slopes, moved = stages(method, velocity, mu, size, slope)
             reached = mu.replace(velocity.constraint.retract(moved))
             last, spent = velocity(reached).points, spent + len(method.rows)
-            room = self._room(mu.points, reached.points)
+            room = self._room(mu, reached)
             error = size * self._error(method, (*slopes, last), room)
             factor = _MARGIN * error ** (-1 / (method.order + 1)) if error else _LONGER
             if not error < 1:
                 step, longest = size * (factor if factor > _SHORTER else _SHORTER), 1.0
-                if step < least:
-                    raise self._stuck(time, reached.points)
+                if not step >= least:  # NaN too
+                    raise self._stuck(time, reached)
                 continue
             # The end of the interval may have cut this step short: go on with the longer one.
             step = max(size * min(factor, longest), step if size < step else 0.0)
@@ -157,10 +157,11 @@ class Adaptive:
             yield Step(size, places, moved, time, reached, spent, step)
             mu, slope, spent, taken, longest = reached, last, 0, taken + 1, _LONGER
 
-    def _room(self, *points: Tensor) -> Tensor:
-        """The error that a step may make at each particle, (..., n)."""
-        sizes = torch.stack([self._lengths(x) for x in points])
-        return self.atol + self.rtol * sizes.amax(0)
+    def _room(self, *measures: ParticleMeasure) -> Tensor:
+        """The error that a step may make at each particle, (..., n); any at one without mass."""
+        sizes = torch.stack([self._lengths(mu.points) for mu in measures])
+        absent = measures[0].log_weights == -math.inf
+        return (self.atol + self.rtol * sizes.amax(0)).masked_fill(absent, -1.0)
 
     def _error(self, method: Tableau, slopes: Sequence[Tensor], room: Tensor) -> float:
         """The largest error of a step of length 1, over what it may be."""
@@ -172,7 +173,7 @@ class Adaptive:
         return errors[0] ** 2 / math.hypot(errors[0], 0.1 * errors[1])
 
     def _largest(self, of: Tensor, room: Tensor) -> float:
-        return float((self._lengths(of) / room).max())
+        return float(torch.where(room == -1.0, 0.0, self._lengths(of) / room).max())
 
     def _lengths(self, of: Tensor) -> Tensor:
         try:
@@ -187,7 +188,7 @@ class Adaptive:
         self, method: Tableau, velocity: Velocity, mu: ParticleMeasure, slope: Tensor
     ) -> float:
         """As in Hairer, Nørsett, Wanner, Solving ODEs I, II.4; one evaluation of the velocity."""
-        room, x, v = self._room(mu.points), mu.points.detach(), slope.detach()
+        room, x, v = self._room(mu), mu.points.detach(), slope.detach()
         far, fast = self._largest(x, room), self._largest(v, room)
         h = 1e-6 if min(far, fast) < 1e-5 else 0.01 * far / fast
         ahead = mu.replace(velocity.constraint.retract(x + h * v))
@@ -196,8 +197,8 @@ class Adaptive:
             return max(1e-6, 1e-3 * h)
         return min(100 * h, (0.01 / max(fast, bend)) ** (1 / (method.order + 1)))
 
-    def _stuck(self, time: float, reached: Tensor) -> Exception:
-        if not bool(reached.isfinite().all()):
+    def _stuck(self, time: float, reached: ParticleMeasure) -> Exception:
+        if not bool(present_points(reached).isfinite().all()):
             return out_of_range(reached.dtype, time)
         return ConvergenceError(
             f"{self.method}: no step of relative error {self.rtol:g} at t = {time:g}: it would be "

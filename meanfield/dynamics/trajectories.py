@@ -16,7 +16,7 @@ from meanfield.dynamics.constraints import Constraint, Velocity, constraint_at
 from meanfield.dynamics.functionals import coalesced, meets
 from meanfield.dynamics.integrators import Integrator, out_of_range
 from meanfield.maps import Map
-from meanfield.measures import ParticleMeasure, check_measure, log_sums
+from meanfield.measures import ParticleMeasure, check_measure, log_sums, present_points
 from meanfield.results import Variable
 
 TIME = Variable("time", "time, or depth in layers", dims=("time",), symbol="t")
@@ -72,7 +72,9 @@ class FlowProblem:
                     # are merged as soon as they meet.
                     if self.coalesce and meets(moving, self.coalesce):
                         break
-                if not is_traced(moving.points) and not bool(moving.points.isfinite().all()):
+                if not is_traced(moving.points) and not bool(
+                    present_points(moving).isfinite().all()
+                ):
                     raise out_of_range(moving.dtype, before)
                 if self.coalesce:
                     labels, moving, on = self._merged(labels, moving, on)

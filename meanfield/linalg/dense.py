@@ -89,7 +89,7 @@ def _factor_largest(blocks: Tensor) -> tuple[Tensor, Tensor]:
 
 def _candidate(sigma: Tensor, v: Tensor, linear_map: LinearMap, shape: torch.Size) -> Candidate:
     # Gram matrices and their eigenvalues are as accurate as products of so many terms.
-    room = 4 * (min(linear_map.rows, linear_map.columns) + 2) * torch.finfo(linear_map.dtype).eps
+    room = 4 * (max(linear_map.rows, linear_map.columns) + 2) * torch.finfo(linear_map.dtype).eps
     upper = (sigma * (1 + room)).reshape(shape)
     return Candidate(v.reshape(*shape, *linear_map.in_shape), upper=upper, miss=0.0)
 

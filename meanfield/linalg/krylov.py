@@ -34,8 +34,10 @@ _STEPS, _FEW = 4, 2**14
 # rounding in the upper end (at worst the square root of the unit roundoff) is covered.
 _SLACK = 1.001
 # Starts whose share of the top direction is 1e-11 show it in double precision; rounding hides a
-# share below about 1e-12, and in single precision below about 1e-5.
+# share below about 1e-12, and in single precision below about 1e-5. With what probability a start
+# has no more is the least that can be promised (see `start_tangent`).
 _MISS = {torch.float64: 1e-9, torch.float32: 1e-3}
+_HIDDEN = {torch.float64: 1e-12, torch.float32: 1e-5}
 # Entries of the small matrices of a batch that are decomposed at once (float64: 8 MiB).
 _SMALL_ENTRIES = 2**20
 
@@ -56,7 +58,8 @@ class Lanczos(NormSolver):
         max_steps: largest number of products with J; one more measures the residual.
         miss: the probability, over the random start, that the norm may exceed the upper end, in
             which rounding of a thousand units is included; by default 1e-9 in double and 1e-3 in
-            single precision.
+            single precision. Rounding hides a share of the start of 1e-12 or 1e-5: less than its
+            probability is not promised, and `miss` of the answer says what is.
         generator: of the random start, or its seed.
 
     Raises:
@@ -99,6 +102,8 @@ def _iterated(
     )
     start = normalised(draw)[0]  # uniform on the sphere
     miss = _MISS[linear_map.dtype] if solver.miss is None else solver.miss
+    hidden = _HIDDEN[linear_map.dtype] * math.sqrt(2 * linear_map.columns / math.pi)
+    miss = min(max(miss, hidden), 1.0)
     tangent = _SLACK * start_tangent(linear_map.columns, miss)
     room = 1 + ROUNDINGS * torch.finfo(linear_map.dtype).eps
     process = Bidiagonalisation(linear_map, start)

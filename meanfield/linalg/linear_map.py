@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, overload
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -313,6 +314,8 @@ class LinearMap:
 
         def product(apply: Callable[[Tensor], Tensor], shape: tuple[int, int]) -> Any:
             def flat(vector: Any) -> Any:
+                if np.iscomplexobj(vector):
+                    return flat(vector.real) + 1j * flat(vector.imag)
                 tensor = torch.as_tensor(vector, dtype=self.dtype, device=self.device)
                 return to_host(apply(tensor.reshape(*self.batch_shape, *shape)).flatten())
 

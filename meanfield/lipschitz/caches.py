@@ -145,6 +145,11 @@ def _of_head(
     scores = queries @ tokens.keys.mT
     log_z = (scores + logs).logsumexp(-1, keepdim=True)
     other_z = (scores + other_logs).logsumexp(-1, keepdim=True)
+    if not bool(torch.isfinite(log_z).all() & torch.isfinite(other_z).all()):
+        raise OverflowError(
+            "cache_error: scores leave the range of float64; take smaller queries, keys or scale, "
+            "and a finite sink"
+        )
     side = Side.of(tokens, scores + logs - log_z)
     if steps:
         reach = torch.linalg.vector_norm(queries, dim=-1, keepdim=True) + epsilon
@@ -162,7 +167,9 @@ def _of_head(
     n, k = keys.shape
     length = torch.linalg.vector_norm(queries, dim=-1) + epsilon
     largest = length * torch.linalg.vector_norm(tokens.keys, dim=-1).amax()
-    unit = _ROUNDINGS * torch.finfo(values.dtype).eps * (n + k * largest)
+    counts = torch.cat([logs, other_logs])
+    counts = torch.where(counts > -math.inf, counts.abs(), 0.0).amax()
+    unit = _ROUNDINGS * torch.finfo(values.dtype).eps * (n + k * largest + counts)
     room = unit * torch.linalg.vector_norm(values, dim=-1).amax()
     return torch.where(value > 0, (1 + unit) * value + room, 0.0), gap, slope
 

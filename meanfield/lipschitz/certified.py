@@ -55,7 +55,7 @@ class Readout:
     token: int | None = None
 
     def __post_init__(self) -> None:
-        weight = as_float_tensor(self.weight, "weight")
+        weight = as_float_tensor(self.weight, "weight").clone()
         if weight.ndim != 2 or len(weight) < 2 or not weight.numel():
             raise ValueError(
                 "weight: expected a row for each of two classes or more, (classes, d), got "
@@ -64,7 +64,7 @@ class Readout:
         check_finite(weight, "weight")
         object.__setattr__(self, "weight", weight)
         if self.bias is not None:
-            bias = as_float_tensor(self.bias, "bias", like=weight)
+            bias = as_float_tensor(self.bias, "bias", like=weight).clone()
             check_same_kind(weight, "weight", bias, "bias")
             if bias.shape != weight.shape[:1]:
                 raise ValueError(f"bias: expected shape ({len(weight)},), got {tuple(bias.shape)}")
@@ -175,7 +175,12 @@ def certified_radius(
     F = as_map(network, "network")
     if not isinstance(readout, Readout):
         raise TypeError(f"readout: expected lipschitz.Readout, got {describe(readout)}")
-    mu = check_measure(x, "x")
+    mu, token = check_measure(x, "x"), readout.token
+    if token is not None and bool((mu.log_weights[..., token : token + 1] == -math.inf).any()):
+        raise ValueError(
+            "token: expected one that has mass in every measure, got one of weight 0, which is "
+            "absent: nothing is said of how far it moves"
+        )
     at = _scores(F, readout, mu)
     first = (at.margins / at.slopes.clamp_min(torch.finfo(mu.dtype).tiny)).amin(-1)
     # A network that does not move has no radius by first order: a million sizes of the input.

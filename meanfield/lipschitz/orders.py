@@ -103,13 +103,14 @@ def _largest_sum(blocks: Tensor) -> Tensor:
 
     Σ_l |B_l e| = max over unit vectors g_l of ⟨Σ_l B_lᵀg_l, e⟩: fix one, then the other.
     """
+    least = torch.finfo(blocks.dtype).tiny
     e = torch.eye(blocks.shape[-1], dtype=blocks.dtype, device=blocks.device)
     e = e.expand(len(blocks), -1, -1).mT  # (K, b, starts)
     for _ in range(_ROUNDS):
         image = torch.einsum("klab,kbs->klas", blocks, e)
-        g = image / torch.linalg.vector_norm(image, dim=2, keepdim=True).clamp_min(1e-300)
+        g = image / torch.linalg.vector_norm(image, dim=2, keepdim=True).clamp_min(least)
         e = torch.einsum("klab,klas->kbs", blocks, g)
-        e = e / torch.linalg.vector_norm(e, dim=1, keepdim=True).clamp_min(1e-300)
+        e = e / torch.linalg.vector_norm(e, dim=1, keepdim=True).clamp_min(least)
     image = torch.einsum("klab,kbs->klas", blocks, e)
     return torch.linalg.vector_norm(image, dim=2).sum(1).amax()
 

@@ -74,8 +74,7 @@ def worst_case(
     starts, steps = count(starts, "starts"), count(steps, "steps")
     generator = as_generator(generator)
     dim, positions = dim_of(F, dim), None
-    for mu in candidates:
-        check_measure(mu, "candidates")
+    candidates = [check_measure(mu, "candidates") for mu in candidates]
     there = [*F.score_matrices, *(mu.points for mu in candidates)]
     device = there[0].device if there else torch.device("cpu")
     if F.causal if positioned is None else as_bool(positioned, "positioned"):

@@ -24,7 +24,7 @@ class SecantRatio(Answer, noun="secant", title="Secant ratio"):
         value: quotient of the two values.
         lower: lower end of the numerator, less the rounding of images (8 eps of the size of
             each), over upper end of the denominator: a certified lower bound of the Lipschitz
-            constant of F on any set that holds μ and ν.
+            constant of F on any set that holds μ and ν, if F rounds its images by no more.
         upper: upper end of the numerator, and that rounding, over lower end of the denominator;
             bounds this ratio, not the Lipschitz constant.
         numerator: W₂(F(μ), F(ν)) with its coupling and method.

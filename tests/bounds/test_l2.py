@@ -149,3 +149,14 @@ def test_the_bias_that_queries_and_keys_share_changes_nothing():
         plain.query, plain.key, plain.value, plain.output, query_bias=bias, key_bias=bias
     )
     assert bounds.l2_attention_2(biased, 5) == bounds.l2_attention_2(plain, 5)
+
+
+def test_values_are_a_function_of_queries_up_to_the_rounding_of_the_layer():
+    W, V = torch.randn(2, 3, 5, generator=torch.Generator().manual_seed(0))
+    for dtype in (torch.float32, torch.float64):
+        par = AttentionParameters.tied_l2(W.to(dtype), V.to(dtype))
+        assert math.isfinite(bounds.l2_attention_2(par, 10))
+    one = torch.tensor([[1.0, 0.0]], dtype=torch.float64)
+    par = AttentionParameters(one, one, torch.tensor([[1.0, 9e-10]], dtype=torch.float64), scale=1)
+    with pytest.raises(ValueError, match="a function of its queries"):
+        bounds.l2_attention_2(par, 2)

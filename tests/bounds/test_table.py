@@ -459,3 +459,17 @@ def test_what_a_layer_says_of_itself_is_not_contradicted():
         assert bound(SelfAttention(tied, kernel=l2), 16) == bound(tied, 16)
         with pytest.raises(ValueError, match="kernel=kernels.l2"):
             bound(SelfAttention(tied), 16)
+
+
+def test_bounds_of_a_layer_in_single_precision_are_those_of_its_numbers():
+    """A product of matrices in single precision is off by more than bounds are raised by."""
+    for seed in range(20):
+        g = torch.Generator().manual_seed(seed)
+        matrices = torch.randn(3, 2, 1, 4, generator=g)
+        par = AttentionParameters(*matrices, torch.randn(2, 4, 1, generator=g))
+        wide = par.to(torch.float64)
+        single, double = (bounds.table(SelfAttention(each), 3.0) for each in (par, wide))
+        for one, other in zip(single, double, strict=True):
+            assert (one.value is None) == (other.value is None)
+            if one.value is not None:
+                assert float(one.value) == pytest.approx(float(other.value), rel=1e-12)

@@ -473,3 +473,34 @@ def test_an_adaptive_method_that_does_not_get_on_says_so():
     A, V, mu = case(29)
     with pytest.raises(ConvergenceError, match="3 steps end at"):
         dynamics.flow(attention(A, V), mu, [0, 50], method=dynamics.Adaptive(max_steps=3))
+
+
+@pytest.mark.parametrize("move", [torch.log, lambda x: 1 / (x - 1)])
+def test_a_velocity_that_is_no_number_ends_the_flow(move):
+    mu = ParticleMeasure([[1.0], [-2.0]])
+    with pytest.raises((OverflowError, ConvergenceError)):
+        dynamics.flow(lambda nu: nu.replace(move(nu.points)), mu, [0.0, 1.0])
+
+
+@pytest.mark.parametrize("settings", [{}, {"method": "rk4", "step": 0.1}], ids=["adaptive", "rk4"])
+def test_an_atom_without_mass_neither_shortens_nor_stops_a_flow(settings):
+    F = attention(torch.tensor([[2.0]]).double(), torch.tensor([[1.0]]).double())
+    ends = []
+    for points, weights in (([[0.0], [1.0], [1e300]], [0.5, 0.5, 0.0]), ([[0.0], [1.0]], None)):
+        mu = ParticleMeasure(points, weights=weights)
+        ends.append(dynamics.flow(F, mu, [0.0, 1.0], **settings).points.values[-1, :2])
+    np.testing.assert_allclose(*ends, rtol=1e-6)
+    A = torch.eye(1, dtype=torch.float64)
+    far = ParticleMeasure([[0.0], [1.0], [1e250]], weights=[0.5, 0.5, 0.0])
+    near = ParticleMeasure([[0.0], [1.0]])
+    torch.testing.assert_close(dynamics.log_energy(far, A), dynamics.log_energy(near, A))
+
+
+def test_the_dataset_of_a_flow_has_memory_of_its_own():
+    mu = ParticleMeasure(torch.eye(2).double(), [0.3, 0.7], positions=[0.2, 0.6])
+    F = SelfAttention(AttentionParameters.random(2))
+    ds = dynamics.flow(F, mu, [0.0, 0.1])
+    held = mu.log_weights.clone(), mu.positions.clone()
+    ds.log_weights.values[...] = -5.0
+    ds.positions.values[...] = 0.9
+    assert torch.equal(mu.log_weights, held[0]) and torch.equal(mu.positions, held[1])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -207,3 +208,24 @@ def test_an_upper_end_with_its_rounding_is_as_near_as_asked(upper_rtol):
         linear_map = as_map(matrix, (200, 1), (200, 1))
         found = operator_norm(linear_map, solver=Lanczos(), upper_rtol=upper_rtol)
         assert float(found.upper) <= (1 + upper_rtol) * float(found.value)
+
+
+def test_the_upper_end_of_few_rows_counts_the_length_of_their_sums():
+    n = 100_000
+    J = LinearMap.pointwise(torch.full((1, 1, n), 1 / 3))
+    found = operator_norm(J, solver=Dense(), strict=False)
+    assert float(found.upper) >= n**0.5 / 3
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_no_smaller_miss_is_promised_than_rounding_hides(dtype):
+    J = LinearMap.pointwise(torch.diag(torch.linspace(1, 2, 60, dtype=dtype))[None])
+    found = operator_norm(J, solver=Lanczos(miss=1e-20), strict=False)
+    assert found.miss > (1e-6 if dtype == torch.float32 else 1e-12)
+    assert operator_norm(J, solver=Lanczos(miss=0.01)).miss == 0.01
+
+
+def test_complex_vectors_keep_their_imaginary_parts():
+    A = LinearMap.pointwise(torch.tensor([[[0.0, -1.0], [1.0, 0.0]]]).double()).to_scipy()
+    np.testing.assert_array_equal(A @ np.array([1, 1j]), [-1j, 1])
+    np.testing.assert_array_equal(A.H @ np.array([1, 1j]), [1j, -1])

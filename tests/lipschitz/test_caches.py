@@ -306,3 +306,24 @@ def test_what_does_not_fit_is_refused(changed, message):
     given = {"smaller": (draw(4, K), draw(4, V))} | good | changed
     with pytest.raises(ValueError, match=message):
         cache_error(given.pop("queries"), given.pop("cache"), given.pop("smaller"), **given)
+
+
+def test_scores_beyond_the_number_range_are_refused_and_not_0():
+    k, V = torch.tensor([[[1e200], [2e200]], [[1.0], [0.0]]], dtype=torch.float64)
+    small = torch.tensor([[0.1], [0.2]]).double()
+    for query, keys, sink in ((1e200, k, None), (1.0, small, math.inf)):
+        with pytest.raises(OverflowError, match="scores leave the range"):
+            cache_error([[query]], None, (keys, V), within=(0.1, 0.1), sink=sink)
+
+
+@pytest.mark.parametrize("shift", [0.0, 1e3, 1e8])
+def test_rounding_of_log_weights_with_a_common_shift_is_counted(shift):
+    g = torch.Generator().manual_seed(0)
+    keys, values = torch.randn(2, 6, 2, dtype=torch.float64, generator=g)
+    counts = torch.randn(6, dtype=torch.float64, generator=g)
+    query = torch.randn(1, 2, dtype=torch.float64, generator=g)
+    one, other = (
+        cache_error(query, (keys, values), (keys, values), log_weights=counts + s)
+        for s in (0.0, shift)
+    )
+    assert float(other.value) >= float(one.gap)

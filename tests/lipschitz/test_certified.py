@@ -259,3 +259,21 @@ def test_a_displacement_that_reaches_the_margin_ends_the_radius():
     F, mu = Pointwise(torch.relu, lipschitz=1.0), ParticleMeasure([[-0.01]])
     found = certified_radius(F, Readout([[-1.0], [0.0]], [1.0, 0.0]), mu)
     assert 0.5 < float(found.value) <= 1.01
+
+
+def test_nothing_is_certified_of_a_token_that_is_absent():
+    F = SelfAttention(AttentionParameters.random(2, generator=0))
+    readout = Readout(torch.eye(2, dtype=torch.float64), token=2)
+    padded = stack(
+        [ParticleMeasure(torch.eye(3)[:, :2].double()), ParticleMeasure(torch.eye(2).double())]
+    )
+    with pytest.raises(ValueError, match="token: expected one that has mass"):
+        certified_radius(F, readout, padded)
+
+
+def test_a_readout_keeps_the_numbers_that_it_was_given():
+    weight, bias = torch.eye(2, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
+    readout = Readout(weight, bias)
+    weight *= 3
+    bias += 1
+    assert readout.weight.tolist() == [[1.0, 0.0], [0.0, 1.0]] and not readout.bias.any()

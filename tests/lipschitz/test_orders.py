@@ -188,3 +188,18 @@ def test_the_last_row_counts_and_so_does_a_map_into_another_dimension():
 def test_a_batch_has_no_infinity_norm():
     with pytest.raises(ValueError, match="without batch axes"):
         infinity_norm(lambda mu: mu, ParticleMeasure(torch.zeros(2, 3, 1, dtype=torch.float64)))
+
+
+@pytest.mark.parametrize("p", [1, math.inf])
+def test_blocks_of_0_have_no_part_in_single_precision_either(p):
+    points = torch.randn(4, 2, generator=torch.Generator().manual_seed(0))
+    par = AttentionParameters.random(2, generator=0)
+    single, double = (
+        local_order(
+            SelfAttention(par.to(dtype), causal=True),
+            ParticleMeasure.from_sequence(points.to(dtype)),
+            p=p,
+        )
+        for dtype in (torch.float32, torch.float64)
+    )
+    assert float(single.lower) == pytest.approx(float(double.lower), rel=1e-4)

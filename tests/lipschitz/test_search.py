@@ -112,3 +112,11 @@ def test_directions_that_do_not_matter_do_not_disturb_the_ascent():
     for n_atoms in (2, 3):
         found = worst_case(F, 1.5, n_atoms=n_atoms, starts=2, steps=30)[1]
         assert float(found.value) == pytest.approx(18.178531, rel=1e-6)
+
+
+def test_candidates_may_come_one_by_one():
+    F = SelfAttention(AttentionParameters.from_bilinear([[-1.0]], [[1.0]]))
+    known = [ParticleMeasure([[1.0], [-1.0]], weights=[0.1, 0.9])]
+    least = float(local_lipschitz(F, known[0]))
+    found = worst_case(F, 1.0, n_atoms=2, starts=1, steps=1, candidates=iter(known))[1]
+    assert float(found) >= least * (1 - 1e-9)
