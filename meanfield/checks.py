@@ -60,15 +60,12 @@ def number(
     found = _plain(value)
     if not _is_real(found):
         raise TypeError(f"{name}: expected {expected}, got {describe(value)}")
+    if getattr(value, "requires_grad", False):
+        raise TypeError(f"{name}: expected a number without a gradient, as of .item(): it is lost")
     x = float(found)
-    good = (
-        not math.isnan(x)
-        and not (finite and math.isinf(x))
-        and (above is None or x > above)
-        and (least is None or x >= least)
-        and (below is None or x < below)
-        and (most is None or x <= most)
-    )
+    good = not math.isnan(x) and not (finite and math.isinf(x))
+    good = good and (above is None or x > above) and (least is None or x >= least)
+    good = good and (below is None or x < below) and (most is None or x <= most)
     if not good:
         expected = expected.replace("a number", "a finite number") if math.isinf(x) else expected
         raise ValueError(f"{name}: expected {expected}, got {found}")

@@ -21,6 +21,7 @@ from meanfield.checks import (
     describe,
     number,
     refuse_when_stale,
+    without_autocast,
 )
 from meanfield.habits import Hinted, NoArithmetic, with_hints
 from meanfield.html import html_table, span
@@ -320,11 +321,13 @@ class AttentionParameters(NoArithmetic, Hinted):
         return (self.value if self.output is None else self.output).shape[-2]
 
     @property
+    @without_autocast
     def A(self) -> Tensor:
         """A^h = scale · K^hᵀ Q^h, so that the scores are ⟨A x, y⟩ (+ bias terms); (H, d, d)."""
         return self.scale[:, None, None] * (self.per_head(self.key).mT @ self.query)
 
     @property
+    @without_autocast
     def V(self) -> Tensor:
         """V^h = W^h times the value matrix, (H, d_out, d): what one head does to a mean."""
         value = self.per_head(self.value)

@@ -241,9 +241,8 @@ def _heads(layer: Any) -> tuple[_Heads, list[np.ndarray]]:
 
 def _outside(par: AttentionParameters) -> float:
     """What rounding may leave of values outside the span of their queries, relatively."""
-    import torch
-
-    return _OUTSIDE * par.query.shape[-2] * torch.finfo(par.query.dtype).eps
+    kind = np.float32 if par.query.element_size() == 4 else np.float64
+    return _OUTSIDE * par.query.shape[-2] * float(np.finfo(kind).eps)
 
 
 def _same(a: np.ndarray, b: np.ndarray) -> bool:

@@ -19,6 +19,7 @@ from meanfield.checks import (
     check_same_kind,
     choice,
     is_traced,
+    without_autocast,
 )
 from meanfield.errors import NoDerivativeError
 from meanfield.habits import with_hints
@@ -138,6 +139,7 @@ class MLP(Particlewise):
         parts += [f"activation={self.activation!r}", *["gated"] * (self.gate is not None)]
         return f"MLP({', '.join(parts)})"
 
+    @without_autocast
     def __call__(self, mu: ParticleMeasure, /) -> ParticleMeasure:
         """The image.
 
@@ -297,6 +299,7 @@ def _lengths(matrix: Tensor) -> Tensor:
     return torch.linalg.vector_norm(matrix, dim=-1)
 
 
+@without_autocast
 def _norm(matrix: Tensor) -> Tensor:
     """‖W‖₂ at most, from the smaller Gram matrix: a tenth of the time of an SVD."""
     wide = matrix if matrix.shape[-2] <= matrix.shape[-1] else matrix.mT

@@ -164,6 +164,13 @@ class Map(NoArithmetic, Hinted, ABC):
     score_matrices: Sequence[Tensor] | Tensor = ()
     gain: Gain | None = None
 
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        # What a map says of itself is about the numbers that come in, whatever autocast makes.
+        for name in ("linearisation", "largest_logits", "local_upper", "ball_bounds"):
+            if name in vars(cls):
+                setattr(cls, name, without_autocast(vars(cls)[name]))
+
     @property
     def stages(self) -> tuple[Map, ...]:
         """The maps that F applies one after another: F alone, unless it is a chain."""
@@ -173,10 +180,12 @@ class Map(NoArithmetic, Hinted, ABC):
     def __call__(self, mu: ParticleMeasure, /) -> ParticleMeasure:
         """F(μ): the atoms move, weights and positions stay."""
 
+    @without_autocast
     def linearisation(self, mu: ParticleMeasure, *, geometry: str = "euclidean") -> Linearisation:
         """The derivative at μ, see `linearize`; by automatic differentiation if not overridden."""
         return linearize_by_autodiff(self, mu, geometry=geometry)
 
+    @without_autocast
     def largest_logits(self, mu: ParticleMeasure) -> Tensor:
         """The largest |score| at μ of each head of attention inside F, ``(*batch, heads)``.
 
@@ -189,6 +198,7 @@ class Map(NoArithmetic, Hinted, ABC):
         """Whether the image of μ has a gradient in something of F, such as its parameters."""
         return self(mu).points.requires_grad
 
+    @without_autocast
     def local_upper(self, mu: ParticleMeasure) -> Tensor:
         """A certain upper bound of the local Wasserstein constant at μ, ``(*batch,)``.
 
@@ -207,6 +217,7 @@ class Map(NoArithmetic, Hinted, ABC):
             )
         return found
 
+    @without_autocast
     def ball_bounds(
         self, mu: ParticleMeasure, radii: Tensor | float, *, splitting: bool = True
     ) -> BallBounds:

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from meanfield import AttentionParameters, ParticleMeasure, SelfAttention
+from meanfield.attention import kernels
 from meanfield.layers import (
     MLP,
     Chain,
@@ -359,3 +360,14 @@ def test_bounds_in_single_precision_are_above_the_constant():
             inner.double(), 2
         )
         assert float(whole) <= F.global_upper <= float(whole) * (1 + 1e-4)
+
+
+def test_a_number_whose_gradient_would_be_lost_is_refused():
+    learned = torch.tensor(0.5, dtype=torch.float64, requires_grad=True)
+    for make in (
+        lambda: Residual(Clip(1.0), learned),
+        lambda: kernels.cosine(learned),
+        lambda: kernels.alibi(learned[None]),
+    ):
+        with pytest.raises(TypeError, match="expected a number without a gradient"):
+            make()

@@ -14,6 +14,7 @@ from meanfield.attention import AttentionParameters, SelfAttention, kernels, nor
 from meanfield.bounds.diracs import two_dirac_entry
 from meanfield.dynamics import flow, log_energy, stability
 from meanfield.errors import ConvergenceError
+from meanfield.layers import MLP, Chain
 from meanfield.linalg import Dense, Lanczos, LinearMap
 from meanfield.lipschitz import (
     Readout,
@@ -234,6 +235,7 @@ def test_autocast_changes_no_number():
     mu = ParticleMeasure(torch.randn(5, 4), positions=torch.arange(5) / 5)
     x, A = mu.points[None], F.parameters.A[0]
     balanced = SelfAttention(F.parameters, normalization=normalizations.sinkhorn())
+    mlp = MLP(torch.randn(8, 4), torch.randn(4, 8))
     doors = (
         lambda: F(mu).points,
         lambda: linearize(F, mu).atoms.to_dense(),
@@ -252,6 +254,16 @@ def test_autocast_changes_no_number():
         lambda: certified_radius(F, Readout(torch.eye(4)), mu).value,
         lambda: localize(local_lipschitz(F, mu), F, mu).heads,
         lambda: log_energy(mu, A),
+        lambda: F.parameters.A,
+        lambda: F.parameters.V,
+        lambda: F.local_upper(mu),
+        lambda: F.ball_bounds(mu, 1e-3).upper,
+        lambda: F.linearisation(mu).atoms.to_dense(),
+        lambda: mlp(mu).points,
+        lambda: mlp.local_upper(mu),
+        lambda: mlp.ball_bounds(mu, 1e-3).upper,
+        lambda: torch.tensor(mlp.global_upper),
+        lambda: Chain([mlp, F]).local_upper(mu),
     )
     plain = [door() for door in doors]
     with torch.autocast("cpu", dtype=torch.bfloat16):

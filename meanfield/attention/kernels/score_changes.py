@@ -140,7 +140,8 @@ def alibi(slopes: Sequence[float], *, length: float = 1.0, inner: Kernel = dot_p
         raise ValueError(f"slopes: expected one per head, got shape {tuple(each.shape)}")
     check_finite(each, "slopes")
     length = number(length, "length", above=0)
-    return Alibi(tuple(each.tolist()), length, checked_inner(inner))
+    slopes = tuple(number(slope, "slopes") for slope in each)
+    return Alibi(slopes, length, checked_inner(inner))
 
 
 @with_hints
