@@ -43,7 +43,7 @@ class Transformer(Hinted):
     """
 
     # What tells it from others in the store of a sweep.
-    identified_by: ClassVar[tuple[str, ...]] = ("name", "causal", "fingerprint")
+    identified_by: ClassVar[tuple[str, ...]] = ("name", "causal", "model")
 
     name: str
     family: Family

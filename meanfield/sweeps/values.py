@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import enum
 import functools
@@ -13,7 +14,14 @@ import sys
 from collections.abc import Mapping
 from fractions import Fraction
 from pathlib import Path, PurePath
-from types import BuiltinFunctionType, FunctionType, MethodType, SimpleNamespace
+from types import (
+    BuiltinFunctionType,
+    FunctionType,
+    MethodType,
+    ModuleType,
+    NoneType,
+    SimpleNamespace,
+)
 from typing import Any
 
 import numpy as np
@@ -26,14 +34,26 @@ to_json = json.JSONEncoder(sort_keys=True, ensure_ascii=False, separators=(",", 
 NAMED = (FunctionType, BuiltinFunctionType, type, np.ufunc, functools._lru_cache_wrapper)
 _BY_TEXT = (complex, bytes, range, Fraction, PurePath, np.dtype)
 _TORCH_BY_TEXT = ("torch:dtype", "torch:device", "torch:Size")
+# Where a model of transformers lies and what has written it; what `torch.compile` counts.
+_WITHOUT_EFFECT = {
+    "name_or_path",
+    "_name_or_path",
+    "transformers_version",
+    "_torchdynamo_wrapper_id",
+}
+
+
+class _Plain:
+    """Objects as large as this one hold nothing besides their `__dict__`."""
 
 
 def canonical(value: Any, name: str = "value", named: list[Any] | None = None) -> Any:
     """Plain data that are equal exactly when the values mean the same, for JSON.
 
     Arrays and tensors count by content, lists as tuples and 1 as 1.0; dataclasses by type and
-    fields; modules of torch by their state; other objects by the attributes that their class lists
-    in ``identified_by``. Functions and classes count by name, and are put into `named`.
+    fields; modules of torch by their state and those of their attributes that can be compared,
+    hooks aside; methods by what they are bound to; other objects by the attributes that their
+    class lists in ``identified_by``. Functions and classes count by name and go into `named`.
 
     Raises:
         TypeError: anything else.
@@ -54,15 +74,22 @@ def canonical(value: Any, name: str = "value", named: list[Any] | None = None) -
         return repr(int(value)) if large else repr(float(value) + 0.0)  # -0.0 is 0.0
     if isinstance(value, Mapping):
         if all(isinstance(key, str) for key in value):
-            return {key: canonical(v, f"{name}.{key}", named) for key, v in value.items()}
+            return {key: canonical(value[key], f"{name}.{key}", named) for key in sorted(value)}
         return {"": sorted((canonical(item, name, named) for item in value.items()), key=to_json)}
     if isinstance(value, (list, tuple)):
         return [canonical(item, f"{name}[{i}]", named) for i, item in enumerate(value)]
     if isinstance(value, (set, frozenset)):
         return {"set": sorted(to_json(canonical(item, name, named)) for item in value)}
+    if isinstance(value, MethodType):
+        parts = {"function": value.__func__, "self": value.__self__}
+        return {n: canonical(part, f"{name}.{n}", named) for n, part in parts.items()}
     if isinstance(value, NAMED):
         named.append(value)
-        return {"name": name_in_store(value)}
+        owner = value.__self__ if isinstance(value, BuiltinFunctionType) else None
+        found = {"name": name_in_store(value)}
+        if isinstance(owner, (ModuleType, type, NoneType)):
+            return found
+        return found | {"self": canonical(owner, f"{name}.self", named)}  # such as `table.get`
     return {"type": name_in_store(type(value))} | _content(value, name, named)
 
 
@@ -97,24 +124,23 @@ def _content(value: Any, name: str, named: list[Any]) -> dict[str, Any]:
     if isinstance(value, _BY_TEXT) or name_in_store(kind) in _TORCH_BY_TEXT:
         return {"text": repr(value)}
     if isinstance(value, np.ndarray) or (torch and isinstance(value, torch.Tensor)):
-        array = np.ascontiguousarray(value if isinstance(value, np.ndarray) else to_host(value))
+        array, dtype = _numbers(value)
         if array.dtype.kind not in "biufc":
-            raise TypeError(f"{name}: expected an array of numbers, got one of {array.dtype}")
+            raise TypeError(f"{name}: expected an array of numbers, got one of {dtype}")
         mask = {"mask": canonical(value.mask)} if isinstance(value, np.ma.MaskedArray) else {}
-        about = {"shape": [*np.shape(value)], "dtype": str(array.dtype)}
+        about = {"shape": [*np.shape(value)], "dtype": str(dtype)}
         return {"array": hashlib.sha256(array.tobytes()).hexdigest(), **about, **mask}
-    if torch and isinstance(value, torch.nn.Module):
-        state = canonical({"training": value.training, **value.state_dict()}, name)
-        return {"text": repr(value), "state": state}
-    named.append(kind)
     names = getattr(kind, "identified_by", None)
+    if names is None and torch and isinstance(value, torch.nn.Module):
+        return _content_of_module(value, name, named)
+    named.append(kind)
     if names is None and dataclasses.is_dataclass(value):
         names = [field.name for field in dataclasses.fields(value)]
     elif isinstance(value, functools.partial):
         names = ("func", "args", "keywords")
     elif isinstance(value, (SimpleNamespace, argparse.Namespace)):
         names = vars(value)
-    elif getattr(value, "__dict__", None) == {}:
+    elif names is None and _is_empty(value):
         names = ()
     if names is None:
         raise TypeError(
@@ -123,3 +149,53 @@ def _content(value: Any, name: str, named: list[Any]) -> dict[str, Any]:
             "changed: list in its class, as `identified_by`, the attributes that say what it is"
         )
     return {"fields": {n: canonical(getattr(value, n), f"{name}.{n}", named) for n in names}}
+
+
+def _is_empty(value: Any) -> bool:
+    """Whether an object holds nothing: no attributes, no slots, no items of a container."""
+    kind = type(value)
+    slots = any(vars(base).get("__slots__") for base in kind.__mro__)
+    plain = kind.__basicsize__ == _Plain.__basicsize__
+    return getattr(value, "__dict__", None) == {} and plain and not slots
+
+
+def _numbers(value: Any) -> tuple[np.ndarray, Any]:
+    """The array of an array or a tensor, and its dtype; bytes where NumPy does not have that."""
+    if isinstance(value, np.ndarray):
+        return np.ascontiguousarray(value), value.dtype
+    import torch
+
+    if value.is_floating_point() and value.dtype not in (torch.half, torch.float, torch.double):
+        return to_host(value.contiguous().reshape(-1).view(torch.uint8)), value.dtype
+    array = np.ascontiguousarray(to_host(value))
+    return array, array.dtype
+
+
+def _content_of_module(module: Any, name: str, named: list[Any]) -> dict[str, Any]:
+    """Of it and of all modules in it the class, the attributes, the parameters and buffers."""
+    import torch
+
+    if any(one is module for one in named):  # it holds itself
+        return {}
+    named.append(module)
+    try:
+        state = {**module.state_dict(), **dict(module.named_buffers())}
+        content = [canonical(state, name, named)]
+        skipped = (vars(torch.nn.Module()).keys() - {"training"}) | _WITHOUT_EFFECT
+        for place, one in module.named_modules():
+            held = {
+                n: _held(v, f"{name}.{n}", named) for n, v in vars(one).items() if n not in skipped
+            }
+            content.append([place, canonical(type(one), name, named), held])
+    finally:
+        named.remove(module)
+    return {"text": repr(module), "digest": digest(to_json(content))}
+
+
+def _held(value: Any, name: str, named: list[Any]) -> Any:
+    """An attribute of a module of torch; what cannot be compared, as a lock, by its type."""
+    with contextlib.suppress(Exception):  # objects raise what they like
+        if hasattr(value, "to_dict") and not isinstance(value, type):  # a configuration
+            value = {n: v for n, v in value.to_dict().items() if n not in _WITHOUT_EFFECT}
+        return canonical(value, name, named)
+    return {"type": name_in_store(type(value))}

@@ -33,6 +33,16 @@ ATTENTION = (
     "def f(x, s): return {'y': x}\n"
 )
 WITH_SETTING = "\ndef f(x, s): return {'y': x}\n"
+NET = (
+    TORCH + "class Config:\n    def __init__(self, k): self.k = k\n"
+    "    def to_dict(self): return {'k': self.k, 'transformers_version': id(self)}\n"
+    "class Net(torch.nn.Module):\n    def __init__(self, k):\n"
+    "        super().__init__()\n        self.k = k\n"
+    "class Buffered(torch.nn.Module):\n    def __init__(self, k):\n"
+    "        super().__init__()\n"
+    "        self.register_buffer('k', torch.tensor(k), persistent=False)\n"
+    "torch.manual_seed(0)\n" + WITH_SETTING
+)
 
 TURN = "import os, argparse\nTURN = os.stat(__file__).st_mtime\n"  # another in each run
 
@@ -142,6 +152,8 @@ WARNED = [
     ("C", "class C:\n    def g(self): return «2|3»" + WITH_SETTING + "FIXED = {'s': C()}"),
     ("E", "from enum import Enum\nclass E(Enum):\n    a = «2|3»" + WITH_SETTING
           + "FIXED = {'s': E.a}"),
+    ("Net", TORCH + "class Net(torch.nn.Module):\n    def forward(self, x): return «2|3» * x"
+            + WITH_SETTING + "FIXED = {'s': torch.nn.Sequential(Net())}"),
     ("<lambda>", ATTENTION + "row = normalizations.RowWise(lambda s: s.softmax(«-1|-2»))\n"
      "FIXED = {'s': SelfAttention(params(1.0), normalization=row)}"),
 ]  # fmt: skip
@@ -194,11 +206,24 @@ REFUSED = [
           ("numpy", "zeros(3, «float|int»)"), ("numpy", "dtype('«f4|f8»')"),
           ("numpy", "ma.array([1.0, 2.0], mask=[0, «0|1»])"),
           ("numpy", "«float32|float64»"),
-          ("torch", "eye(2) * «2|3»"), ("torch", "«float32|float64»"),
+          ("torch", "eye(2) * «2|3»"), ("torch", "eye(2).«half|bfloat16»()"),
+          ("torch", "tensor(«2|3»).bfloat16()"), ("torch", "«float32|float64»"),
           ("torch.nn", "ReLU().«train|eval»()"),
           ("torch.nn", "«ReLU|Tanh»()"),
           ("torch.nn", "Linear(«1|2», 1)"),
+          ("math", "{1: «2|3»}.get"), ("fractions", "Fraction(1, «2|3»).limit_denominator"),
       ]),
+    *(("fixed.s", NET + f"FIXED = {{'s': {net}}}") for net in [
+        "Net(«2|3»)", "Net(torch.«relu|tanh»)", "Net(Config(«2|3»))",
+        "torch.nn.Sequential(Net(«2|3»))", "Buffered(«2.0|3.0»)",
+        "torch.nn.TransformerEncoderLayer(2, «1|2», 2, dropout=0.0)",
+    ]),
+    ("fixed.s", NET + "net = torch.nn.Sequential(torch.nn.Dropout()).eval()\n"
+                "net[0].train(«False|True»)\nFIXED = {'s': net}"),
+    ("fixed.s", "class A:\n    @classmethod\n    def f(cls): pass\n    @classmethod\n"
+                "    def g(cls): pass" + WITH_SETTING + "FIXED = {'s': A.«f|g»}"),
+    ("fixed.s", DATACLASS + "@dataclass\nclass A:\n    k: int\n    def f(self): pass"
+                + WITH_SETTING + "FIXED = {'s': A(«2|3»).f}"),
     *(("fixed.s", f"{ATTENTION}FIXED = {{'s': {value}}}") for value in [
         "SelfAttention(params(«1.0|2.0»))", "SelfAttention(params(1.0), causal=«False|True»)",
         "SelfAttention(params(1.0), kernel=kernels.«dot_product|l2»)",
@@ -211,6 +236,14 @@ REFUSED = [
                 + "from types import SimpleNamespace as N\n"
                 "like = N(model_type='m', blocks=lambda model: [], sizes=lambda model: (1, 1))\n"
                 "FIXED = {'s': Transformer('a', like, False, model, None)}"),
+    ("fixed.s", TORCH + "from meanfield import pretrained" + WITH_SETTING
+                + "torch.manual_seed(0)\n"
+                "layer = torch.nn.TransformerEncoderLayer(4, «1|2», 4).double()\n"
+                "FIXED = {'s': pretrained.read(layer)}"),
+    ("fixed.s", TORCH + "from meanfield import pretrained" + WITH_SETTING
+                + "torch.manual_seed(0)\nlayer = torch.nn.TransformerEncoderLayer(4, 1, 4)\n"
+                "with torch.no_grad():\n    for p in layer.parameters(): p.fill_(0.5)\n"
+                "FIXED = {'s': pretrained.read(layer.«float|double»())}"),
     ("fixed.s", DATACLASS + "@dataclass\nclass S:\n    k: int\n@dataclass\nclass T:\n    k: int"
                 + WITH_SETTING + "FIXED = {'s': «S|T»(1)}"),
     ("fixed.s.k", DATACLASS + "@dataclass\nclass S:\n    k: int" + WITH_SETTING
@@ -254,13 +287,17 @@ UNCHANGED = [
         ("math", "{'a', 'b', 'c', 'd'}"), ("math", "«(1, 2)|[1, 2]»"), ("math", "«1|1.0»"),
         ("math", "«2**60|2.0**60»"), ("math", "{«'a': 1, 'b': 2|'b': 2, 'a': 1»}"),
         ("math", "{'f': frozenset(['a', 'b', 'c'])}"), ("math", "None"),
-        ("torch", "ones(3)"), ("torch.nn", "ReLU()"),
+        ("torch", "ones(3)"), ("torch.nn", "ReLU()"), ("torch", "ones(3).bfloat16()"),
         ("numpy", "«arange(6.0)[::2]|array([0.0, 2.0, 4.0])»"),
     ]),
     DATACLASS + "from functools import cached_property\n@dataclass\nclass A:\n    k: int\n"
     "    @cached_property\n    def g(self): return 1\n    def f(self, x): return {'y': self.g}\n"
     "a = A(1)\nTASK = a.f\n«|a.g»",
     ATTENTION + "FIXED = {'s': SelfAttention(params(1.0))}",
+    NET + "FIXED = {'s': Net(Config(2))}",
+    NET + "net = Net(object())\nnet.k = [net, net.forward]\nFIXED = {'s': net}",
+    TORCH + "torch.manual_seed(0)" + WITH_SETTING
+    + "FIXED = {'s': torch.nn.LSTM(1, 1).bfloat16()}",
 ]  # fmt: skip
 
 

@@ -9,6 +9,7 @@ import sys
 import textwrap
 import types
 import warnings
+from collections import deque
 from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple
@@ -126,6 +127,20 @@ def test_an_object_is_refused_in_one_sentence_unless_its_class_or_the_task_says_
         sweep(again, GRID, store=tmp_path / "d")
 
 
+class Empty:
+    """Nothing."""
+
+
+class Slotted(Empty):
+    """With a value beside its `__dict__`, which is empty."""
+
+    __slots__ = ("value",)
+
+
+class Held(deque):
+    """Likewise."""
+
+
 def called(x, inner):
     return inner(x)
 
@@ -232,6 +247,9 @@ def test_what_a_store_does_not_take_is_said_before_the_first_case(tmp_path):
 
     with pytest.raises(TypeError, match="f: expected numbers.*got lock.*`identified_by`"):
         sweep(Task(never, name="never"), GRID, fixed={"f": Lock()}, store=tmp_path / "s")
+    for unknown in (Slotted(), Held([1]), ValueError(1), Scaled(2.0).times):
+        with pytest.raises(TypeError, match="f.*: expected numbers"):
+            sweep(Task(never, name="never"), GRID, fixed={"f": unknown}, store=tmp_path / "s")
     with pytest.raises(TypeError, match="f: expected an array of numbers"):
         sweep(Task(never, name="never"), GRID, fixed={"f": np.array("a")}, store=tmp_path / "s")
     for fn in (lambda x, f: never(x, f), functools.partial(never, f=1)):
