@@ -84,6 +84,7 @@ class _Seen:
         self.module, self._texts = module, dict[str, str]()
         self.carried, self.unknown = dict[str, Any](), dict[str, str]()
         self.source = dict[str, str]()
+        self._local = dict[str, list[Any]]()  # functions and classes by their place
         known = module in sys.modules  # else the function was made by `exec`
         self._scope = vars(sys.modules[module]) if known else inspect.unwrap(first).__globals__
 
@@ -124,18 +125,25 @@ class _Seen:
             if at_top:
                 self.reach(first, _file_of(value))
             else:
-                self._visit_local(value, owner)
+                owner = self._visit_local(value, owner)
             # Of a function at the top of its module the source says what the others are.
             if isinstance(inspect.unwrap(value), FunctionType):
                 for name, one in inspect.signature(value).parameters.items():
                     if one.default is not one.empty:
                         self.take(f"{owner}default {name}", one.default, required=not at_top)
 
-    def _visit_local(self, value: Any, owner: str) -> None:
-        """What is defined inside of a function: its tree is that at its line."""
+    def _visit_local(self, value: Any, owner: str) -> str:
+        """What is defined inside of a function: its tree is that at its line.
+
+        Back comes `owner`, with a number if others of this place were there before.
+        """
         codes, file = _codes(value), _file_of(value)
-        place = owner + (codes[0].co_qualname if codes else value.__qualname__)
-        if place not in self.source:
+        place = codes[0].co_qualname if codes else value.__qualname__
+        same = self._local.setdefault(owner + place, [])
+        number = next((i for i, one in enumerate(same) if one is value), len(same))
+        same += [value] if number == len(same) else []
+        owner += f"{number + 1}: " if number else ""
+        if (place := owner + place) not in self.source:
             nodes = (node for node in ast.walk(self._tree(file)) if _defines(node, value, codes))
             self._note(place, nodes, value, codes, file)
             for name, content in _closed_over(value):
@@ -144,6 +152,7 @@ class _Seen:
                     self.source[f"{owner}closure {name}"] = digest(text)
                 elif name not in _names_in(codes, ("STORE_DEREF",)):  # else it counts something
                     self.take(f"{owner}closure {name}", content)
+        return owner
 
     def reach(self, name: str, file: str) -> None:
         """Note what binds a name of the module."""

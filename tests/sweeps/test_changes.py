@@ -43,6 +43,7 @@ NET = (
     "        self.register_buffer('k', torch.tensor(k), persistent=False)\n"
     "torch.manual_seed(0)\n" + WITH_SETTING
 )
+MAKE = "def make(k):\n    def inner(x): return k * x\n    return inner\n" + WITH_SETTING
 
 TURN = "import os, argparse\nTURN = os.stat(__file__).st_mtime\n"  # another in each run
 
@@ -152,6 +153,7 @@ WARNED = [
     ("C", "class C:\n    def g(self): return «2|3»" + WITH_SETTING + "FIXED = {'s': C()}"),
     ("E", "from enum import Enum\nclass E(Enum):\n    a = «2|3»" + WITH_SETTING
           + "FIXED = {'s': E.a}"),
+    ("<lambda>", WITH_SETTING + "FIXED = {'s': [\n    lambda x: x,\n    lambda x: «2|3» * x,\n]}"),
     ("Net", TORCH + "class Net(torch.nn.Module):\n    def forward(self, x): return «2|3» * x"
             + WITH_SETTING + "FIXED = {'s': torch.nn.Sequential(Net())}"),
     ("<lambda>", ATTENTION + "row = normalizations.RowWise(lambda s: s.softmax(«-1|-2»))\n"
@@ -224,6 +226,11 @@ REFUSED = [
                 "    def g(cls): pass" + WITH_SETTING + "FIXED = {'s': A.«f|g»}"),
     ("fixed.s", DATACLASS + "@dataclass\nclass A:\n    k: int\n    def f(self): pass"
                 + WITH_SETTING + "FIXED = {'s': A(«2|3»).f}"),
+    ("s: 2: closure k", MAKE + "FIXED = {'s': [make(1), make(«2|3»)]}"),
+    ("s: 2: closure k", MAKE + "FIXED = {'s': {'a': make(1), 'b': make(«2|3»)}}"),
+    ("s: 2: default k", WITH_SETTING + "FIXED = {'s': [lambda k=1: k, lambda k=«2|3»: k]}"),
+    ("argument s: 2: closure k", MAKE + "from functools import partial\n"
+                                 "TASK = partial(f, s=[make(1), make(«2|3»)])"),
     *(("fixed.s", f"{ATTENTION}FIXED = {{'s': {value}}}") for value in [
         "SelfAttention(params(«1.0|2.0»))", "SelfAttention(params(1.0), causal=«False|True»)",
         "SelfAttention(params(1.0), kernel=kernels.«dot_product|l2»)",
@@ -298,6 +305,7 @@ UNCHANGED = [
     NET + "net = Net(object())\nnet.k = [net, net.forward]\nFIXED = {'s': net}",
     TORCH + "torch.manual_seed(0)" + WITH_SETTING
     + "FIXED = {'s': torch.nn.LSTM(1, 1).bfloat16()}",
+    MAKE + "FIXED = {'s': {«'a': make(1), 'b': make(2)|'b': make(2), 'a': make(1)»}}",
 ]  # fmt: skip
 
 
