@@ -50,7 +50,7 @@ def fit_power(
     The fit is no bound.
 
     Args:
-        x: positive numbers, any shape.
+        x: positive numbers, any shape. Arrays of xarray go by the names of their dimensions.
         y: positive numbers, the same shape.
         exponent: p where it is known, such as 1/2; fitted if None.
         groups: labels of the same shape; points of one group are left out together. None makes
@@ -63,8 +63,8 @@ def fit_power(
         n_groups, n_excluded.
 
     Raises:
-        ValueError: shapes differ, numbers that are not positive, fewer than two points, or a
-            single x when the exponent is to be fitted.
+        ValueError: shapes or dimensions differ, numbers that are not positive, fewer than two
+            points, or a single x when the exponent is to be fitted.
 
     Example:
         >>> fit = fit_power([1.0, 4.0, 9.0], [3.0, 6.0, 9.0])
@@ -102,6 +102,7 @@ def _points(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The pairs of the fit, flat, and the number of the group of each."""
     check_same_labels(x, "x", y, "y")
+    x, y, groups, converged = _by_dimension(x, y, groups, converged)
     x, y = as_floats(x, "x"), as_floats(y, "y")
     labels = np.arange(x.size).reshape(x.shape) if groups is None else np.asarray(groups)
     good = np.ones(x.shape, bool) if converged is None else np.asarray(converged).astype(bool)
@@ -122,6 +123,18 @@ def _points(
     if len(x) < 2:
         raise ValueError(f"x, y: expected at least 2 converged points, got {len(x)}")
     return x, y, np.unique(labels[kept], return_inverse=True)[1].reshape(-1)
+
+
+def _by_dimension(*given: Any) -> list[Any]:
+    """The arrays of xarray with their dimensions in the order of the first; others as they are."""
+    dims = next((one.dims for one in given if isinstance(one, xr.DataArray)), ())
+    for one in given:
+        if isinstance(one, xr.DataArray) and set(one.dims) != set(dims):
+            raise ValueError(
+                f"x, y, groups, converged: expected the same dimensions, got {dims} and "
+                f"{one.dims}; xarray.broadcast makes them alike, and .values has none"
+            )
+    return [one.transpose(*dims) if isinstance(one, xr.DataArray) else one for one in given]
 
 
 def _solve(log_x: np.ndarray, log_y: np.ndarray, exponent: float | None) -> np.ndarray:

@@ -127,13 +127,13 @@ def dataset(
     front, data = ("case",) if batch_shape else (), {}
     for v in variables:
         if values[v.name] is not None:
-            array = np.asarray(array_of(values[v.name]), v.numpy_dtype)
+            array = np.array(array_of(values[v.name]), v.numpy_dtype)  # its own memory
             array = array.reshape(-1, *array.shape[len(batch_shape) :]) if batch_shape else array
             data[v.name] = ((*front, *v.dims), array, v.attrs)
     return xr.Dataset(
         data,
         coords={
-            name: (v.dims, np.asarray(data, v.numpy_dtype), v.attrs)
+            name: (v.dims, np.array(data, v.numpy_dtype), v.attrs)
             for name, (v, data) in (coords or {}).items()
         },
         attrs=dict(attrs or {}),

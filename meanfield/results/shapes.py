@@ -73,7 +73,9 @@ def to_cube(ds: xr.Dataset, *, parameters: Sequence[str] | None = None) -> xr.Da
 def _levels(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The different values in order of appearance, and for each case the index of its value."""
     places: dict[object, int] = {}
-    codes = np.array([places.setdefault(value, len(places)) for value in values.tolist()])
+    # NaN, which marks absence, is one level although no NaN equals another.
+    levels = [None if value != value else value for value in values.tolist()]
+    codes = np.array([places.setdefault(level, len(places)) for level in levels])
     return np.array(list(places), dtype=values.dtype), codes
 
 
@@ -100,7 +102,7 @@ def _unfold(variable: xr.Variable, names: list[str], shape: tuple[int, ...]) -> 
 def numbers(ds: xr.Dataset) -> dict[str, float]:
     """The numbers of a Dataset by name and place, as loggers of training take them.
 
-    Flags become 0 and 1; text and NaN are left out.
+    Flags become 0 and 1; text and NaN are left out. Where coordinates repeat, places are counted.
 
     Args:
         ds: of any dimensions, the fewer the better: each number becomes an entry.
@@ -115,10 +117,11 @@ def numbers(ds: xr.Dataset) -> dict[str, float]:
     for name, column in as_dataset(ds).data_vars.items():
         if column.dtype.kind not in "biuf":
             continue
+        named = {dim for dim, index in column.indexes.items() if index.is_unique}
         for place in np.ndindex(column.shape):
             at = column[place]
             keys = [
-                f"{dim}{at[dim].item() if dim in at.coords else i}"
+                f"{dim}{at[dim].item() if dim in named else i}"
                 for dim, i in zip(column.dims, place, strict=True)
             ]
             if not np.isnan(at.item()):

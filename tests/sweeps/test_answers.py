@@ -189,6 +189,13 @@ def test_an_answer_without_one_value_is_no_float():
         float(DATASETS["shares"])
 
 
+def test_a_dataset_of_an_answer_has_memory_of_its_own():
+    answer = lipschitz.local_lipschitz(F, MU)
+    before = float(answer)
+    answer.to_dataset()["constant"][...] = 7.0
+    assert float(answer) == before
+
+
 @pytest.mark.parametrize("answer", [CONSTANT, PAIR, SECANT], ids=["constant", "pair", "secant"])
 def test_a_sweep_takes_the_values_of_an_answer_and_says_so(answer):
     ds = sweep(lambda x: answer.values("found"), {"x": [1.0, 2.0]}, progress=False)

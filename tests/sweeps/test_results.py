@@ -134,6 +134,19 @@ def test_cube_holds_at_each_point_the_case_with_these_parameters(sizes, seed):
         assert np.array_equal(here["z"], row["z"])
 
 
+def test_cases_without_a_value_are_one_level_of_a_cube():
+    a, b = [1.0, 2.0, 1.0, 2.0], [np.nan, np.nan, 3.0, 3.0]
+    long = xr.Dataset({"y": ("case", [1.0, 2.0, 3.0, 4.0])}, {"a": ("case", a), "b": ("case", b)})
+    cube = results.to_cube(long)
+    assert cube["y"].values.tolist() == [[1.0, 3.0], [2.0, 4.0]]
+    np.testing.assert_array_equal(cube["b"], [np.nan, 3.0])
+
+
+def test_numbers_at_repeated_coordinates_are_all_kept():
+    ds = xr.Dataset({"y": ("time", [1.0, 2.0])}, {"time": [0.0, 0.0]})
+    assert results.numbers(ds) == {"y/time0": 1.0, "y/time1": 2.0}
+
+
 def test_cube_of_an_incomplete_grid_is_refused():
     long = product_grid({"a": 2, "b": 3})
     with pytest.raises(ValueError, match=r"6 cases, got 5 cases of which 5 are different"):
@@ -158,6 +171,17 @@ def test_an_exact_power_law_is_found_with_no_width(exponent, constant, known):
         assert float(fit[name]) == pytest.approx(exponent, abs=1e-10)
     for name in ("constant", "constant_lower", "constant_upper"):
         assert float(fit[name]) == pytest.approx(constant, rel=1e-9)
+
+
+def test_arrays_of_xarray_are_paired_by_their_dimensions():
+    x = xr.DataArray([[1.0, 2.0, 4.0], [1.0, 3.0, 9.0], [2.0, 3.0, 5.0]], dims=("draw", "n"))
+    groups = x.draw.broadcast_like(x)
+    right = results.fit_power(x, x**0.5 + 0.1 * groups, groups=groups, converged=x < 9)
+    y, converged = (x**0.5 + 0.1 * groups).T, (x < 9).T
+    turned = results.fit_power(x, y, groups=groups.T, converged=converged)
+    xr.testing.assert_identical(turned, right)
+    with pytest.raises(ValueError, match=r"same dimensions, got \('draw', 'n'\) and \('n',\)"):
+        results.fit_power(x, x[0])
 
 
 def test_free_exponent_agrees_with_numpy_polyfit():
