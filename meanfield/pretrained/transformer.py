@@ -231,8 +231,7 @@ class Transformer(Hinted):
             TypeError: no tokens at all.
             IndexError: there is no such layer.
         """
-        chosen = list(range(self.n_layers) if layers is None else layers)
-        self._check_layers(chosen)
+        chosen = self._check_layers(range(self.n_layers) if layers is None else layers)
         runs = self.family.inputs.runs(self.model, self.tokenizer, tokens)
         modules = [self.family.attention_module(b) for b in self.family.blocks(self.model)]
         found = []
@@ -286,8 +285,7 @@ class Transformer(Hinted):
             >>> ds.block.sizes["layer"], bool(ds.block_upper >= ds.block)
             (1, True)
         """
-        chosen = list(range(self.n_layers) if layers is None else layers)
-        self._check_layers(chosen)
+        chosen = self._check_layers(range(self.n_layers) if layers is None else layers)
         blocks = list(self.family.blocks(self.model))
         modules = [self.family.attention_module(block) for block in blocks]
         entering = self._measures(blocks, tokens, length)
@@ -325,7 +323,7 @@ class Transformer(Hinted):
     # --- inside ---
 
     def _site(self, layer: int, length: int | None) -> Site:
-        self._check_layers([layer])
+        (layer,) = self._check_layers([layer])
         module = self.family.blocks(self.model)[layer]
         return Site(self.model, module, layer, self.causal, length)
 
@@ -349,10 +347,11 @@ class Transformer(Hinted):
         clouds = [call.entered for call in calls]
         return [cloud if cloud.ndim == 3 else cloud[None] for cloud in clouds]
 
-    def _check_layers(self, layers: Sequence[int]) -> None:
+    def _check_layers(self, layers: Sequence[int]) -> list[int]:
         layers = [count(i, "layer", least=-(10**12)) for i in layers]
         if not layers or not all(0 <= i < self.n_layers for i in layers):
             raise IndexError(f"layer: expected one of 0..{self.n_layers - 1}, got {layers}")
+        return layers
 
 
 def _joined(clouds: Sequence[Tensor], length: int, single: bool) -> ParticleMeasure:

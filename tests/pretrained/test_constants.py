@@ -47,7 +47,7 @@ def test_chosen_layers_without_bounds_have_the_numbers_of_all(monkeypatch):
     source = small("llama")
     whole = source.constants(IDS)
     monkeypatch.setattr(constants, "constant_upper", None)
-    some = source.constants(IDS, layers=[2, 0], bounds=False)
+    some = source.constants(IDS, layers=[2.0, 0], bounds=False)
     assert not [name for name in some if name.startswith("network") or name.endswith("_bound")]
     xr.testing.assert_allclose(some, whole[list(some)].sel(layer=[2, 0]), rtol=1e-9)
     with pytest.raises(IndexError, match=r"0\.\.2"):
