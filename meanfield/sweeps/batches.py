@@ -20,7 +20,7 @@ import xarray as xr
 from meanfield.checks import is_tensor, to_host
 from meanfield.results import Variable
 from meanfield.results.cases import FAILED, NOT_CONVERGED, OK, Labels
-from meanfield.results.labels import printable
+from meanfield.results.labels import array_of, printable
 from meanfield.sweeps.grid import Case, case_seed, columns_of
 from meanfield.sweeps.plan import Task, Work
 
@@ -81,7 +81,7 @@ def run_batch(
 
 
 class _GlobalGenerators:
-    """The generators of torch, NumPy and Python themselves, seeded by each case.
+    """The generators of torch, NumPy and Python themselves, seeded by the first case of a call.
 
     New processes all begin at the same numbers: what a case draws would not be its own. When the
     last batch of a process ends they go on as if nothing had been drawn.
@@ -183,7 +183,7 @@ def _infer(task: Task, returned: Any) -> Task:
     variables, coords = [], dict(task.coords)
     for name, value in returned.items():
         labelled = isinstance(value, xr.DataArray)
-        array = np.asarray(value.values.tolist() if labelled else value)
+        array = array_of(value.values.tolist() if labelled else value)
         dims, attrs = (tuple(map(str, value.dims)), value.attrs) if labelled else ((), {})
         kind = array.dtype.kind
         if array.ndim > len(dims) or kind not in _INFERRED or np.ma.isMaskedArray(value):
@@ -201,7 +201,10 @@ def _infer(task: Task, returned: Any) -> Task:
 def _arguments(work: Work, cases: Sequence[Case], seed: int) -> dict[str, Any]:
     """Parameters, settings, and the random numbers that the function takes and was not given."""
     task = work.task
-    arguments = work.settings() | (columns_of(cases) if task.batched else cases[0])
+    given: dict[str, Any] = cases[0]
+    if task.batched:  # of one type in every call, whatever cases share it
+        given = {n: of.astype(work.dtypes[n], copy=False) for n, of in columns_of(cases).items()}
+    arguments = work.settings() | given
     missing = task.arguments - arguments.keys()
     if task.batched:
         if "seeds" in missing:
@@ -296,4 +299,4 @@ def _texts(variable: Variable, array: np.ndarray) -> np.ndarray:
             )
         if "\0" in text or text != text.encode("utf-8", "replace").decode():
             raise ValueError(f"{variable.name}: expected text in UTF-8, got {text!r:.80}")
-    return array[()]  # without dimensions: the text itself
+    return array.copy()[()]  # without dimensions: the text itself

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
+from meanfield.checks import number
 from meanfield.sweeps.batches import Batch, failed_batch, run_batch
 from meanfield.sweeps.grid import Case
 from meanfield.sweeps.plan import Unit, Work
@@ -182,18 +183,22 @@ class _Here(Executor):
 
 def check_executor(executor: Any, case_timeout: float | None) -> None:
     """Refuse what is no executor, and a time limit that cannot be enforced."""
-    number = isinstance(executor, int) and not isinstance(executor, bool)
-    if number and executor < 1:
+    processes = isinstance(executor, int) and not isinstance(executor, bool)
+    if processes and executor < 1:
         raise ValueError(f"executor: expected at least 1 worker process, got {executor}")
-    if not (number or executor is None or isinstance(executor, Executor) or _is_client(executor)):
+    if not (
+        processes or executor is None or isinstance(executor, Executor) or _is_client(executor)
+    ):
         raise TypeError(
             "executor: expected None, a number of processes, a concurrent.futures.Executor or a "
             f"dask.distributed.Client, got {executor!r:.80}"
         )
-    if case_timeout is not None and not (number and case_timeout > 0):
+    if case_timeout is not None:
+        number(case_timeout, "case_timeout", above=0, finite=False)
+    if case_timeout is not None and not processes:
         raise ValueError(
-            "case_timeout: expected a positive number of seconds and processes that can be ended, "
-            f"such as executor=1; got {case_timeout} with executor={executor!r:.80}"
+            "case_timeout: expected processes that can be ended, "
+            f"such as executor=1, got {case_timeout} with executor={executor!r:.80}"
         )
 
 

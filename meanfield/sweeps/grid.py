@@ -96,6 +96,8 @@ def _plain(name: str, value: Any) -> Any:
             f"parameter {name!r}: expected a number, a truth value or a text, got {value!r}; "
             "put other data into `fixed`, or number them and look them up in the function"
         )
+    if isinstance(value, str):
+        value = str.__str__(value)  # of a StrEnum too
     if isinstance(value, str) and printable(value) != value:
         raise ValueError(f"parameter {name!r}: expected text that can be shown, got {value!r}")
     if isinstance(value, int) and not -(2**63) <= value < 2**63:

@@ -61,7 +61,8 @@ class Task:
         coords: values along the variables' own dimensions; they fix the sizes of these.
         batched: call the function once for many cases: each parameter is an array of shape (n,),
             `seeds` (if it has this argument) are n seeds, int64, and all results have a leading
-            axis of length n. When a call raises, its cases are run one at a time.
+            axis of length n. What it draws by other means depends on which cases share its call.
+            When a call raises, its cases are run one at a time.
         name: what identifies the function in a store; its module (of a script: its file) and
             name by default. What it carries (the object of a method, closures, defaults, objects
             of its module) counts as well; with a name, what cannot be compared is let pass.
@@ -118,6 +119,7 @@ class Work:
     fixed: dict[str, Any]
     seed: int
     most_cases: int  # after which a batch ends
+    dtypes: dict[str, np.dtype]  # of the parameters over all cases
 
     def settings(self) -> dict[str, Any]:
         """The fixed settings for one case, which may change them."""
@@ -190,7 +192,8 @@ class SweepPlan:
         n_bytes = 64 + sum(column.nbytes for column in self.task.labels.blank(1).values())
         most = _MOST_BYTES // n_bytes
         size = most if size is None or self.task.batched else size
-        return Work(self.task, self.fixed, self.seed, max(1, min(size, most)))
+        dtypes = {name: column.dtype for name, column in self.columns.items()}
+        return Work(self.task, self.fixed, self.seed, max(1, min(size, most)), dtypes)
 
     def with_labels(self, labels: Labels) -> SweepPlan:
         """The same plan with the variables and coordinates that the function returned."""
@@ -203,16 +206,24 @@ class SweepPlan:
     @cached_property
     def provenance(self) -> str:
         """What is computed, in readable form, with versions and date; see `results.provenance`."""
-        values = {n: [case.get(n) for case in self.cases] for n in self.cases[0]}
         spec = {
             "function": self.task.label,
             "fixed": {name: _plain(value) for name, value in _by_field(self.fixed)},
-            "grid": {name: _plain(list(dict.fromkeys(of))) for name, of in values.items()},
-            "n_cases": len(self.cases),
+            **shown_grid(self.columns),
         }
         named = {name.rpartition(".")[2]: value for name, value in _by_field(self.fixed)}
         kind, device = named.get("dtype"), named.get("device")
         return provenance(spec, seed=self.seed, dtype=kind, device=device)
+
+
+def shown_grid(columns: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """The values of parameters and the number of cases for the provenance; None is absence."""
+    values = {
+        name: [None if value == "" or value != value else value for value in of.tolist()]
+        for name, of in columns.items()
+    }
+    grid = {name: _plain(list(dict.fromkeys(of))) for name, of in values.items()}
+    return {"grid": grid, "n_cases": len(next(iter(values.values())))}
 
 
 def make_plan(
@@ -232,7 +243,7 @@ def make_plan(
         raise ValueError(f"fixed: expected names that are not in the grid, got {both} in both")
     task = fn if isinstance(fn, Task) else Task(fn)
     for case in kinds.values():
-        _check_signature(task.function, {**fixed, **case})
+        _check_signature(task, {**fixed, **case})
     _check_names(task, parameters)
     if task.batched and len({frozenset(kind) for kind in kinds}) > 1:
         raise ValueError(
@@ -247,15 +258,16 @@ def make_plan(
     return plan
 
 
-def _check_signature(function: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
-    signature = inspect.signature(function)
-    provided = {"seed", "generator", "seeds"} & set(signature.parameters) - set(arguments)
+def _check_signature(task: Task, arguments: Mapping[str, Any]) -> None:
+    signature = inspect.signature(task.function)
+    random = {"seeds"} if task.batched else {"seed", "generator"}
     try:
-        signature.bind(**arguments, **dict.fromkeys(provided))
+        signature.bind(**arguments, **dict.fromkeys((random & task.arguments) - set(arguments)))
     except TypeError as error:
         raise TypeError(
             f"fn: expected a function of the parameters {sorted(arguments)}, got "
-            f"{name_of(function)}{signature}: {error}"
+            f"{name_of(task.function)}{signature}: {error}; beside these it may take "
+            f"{' or '.join(sorted(random))}"
         ) from None
 
 

@@ -159,6 +159,7 @@ def test_error_of_the_program_in_a_worker_ends_the_sweep():
         ({"executor": "dask"}, TypeError, "got 'dask'"),
         ({"executor": ProcessPoolExecutor}, TypeError, "got <class"),
         ({"case_timeout": 1.0}, ValueError, "such as executor=1"),
+        ({"case_timeout": "5", "executor": 1}, TypeError, "case_timeout: expected a number > 0"),
     ],
 )
 def test_what_is_no_executor_and_a_limit_that_none_enforces_are_refused(given, error, text):

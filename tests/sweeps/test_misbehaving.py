@@ -267,7 +267,7 @@ def test_every_case_has_settings_of_its_own(kind):
 
     size, array = 10, np.arange(10.0)
     setting = {"array": array, "tensor": torch.as_tensor(array.copy()), "nested": {"a": [array]}}
-    work = Work(Task(abandon), {"setting": setting[kind], "other": 1}, 0, 1)
+    work = Work(Task(abandon), {"setting": setting[kind], "other": 1}, 0, 1, {})
 
     def values(settings):
         found = settings["setting"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import logging
 
 import numpy as np
@@ -69,6 +70,44 @@ def test_vectorised_sweep_equals_the_one_case_by_case_even_where_a_case_fails():
     xr.testing.assert_equal(sweep(functions.PICKY_BATCHED, grid), sweep(functions.PICKY, grid))
 
 
+@pytest.mark.parametrize("batch_size", [1, 2])
+def test_a_vectorised_function_is_given_one_type_whatever_cases_share_its_call(batch_size):
+    task = Task(lambda x: {"y": 1.0 * x**20}, [Variable("y", "y")], batched=True)
+    ds = sweep(task, {"x": [100, 0.5]}, batch_size=batch_size)
+    assert ds["y"].values.tolist() == [1e40, 0.5**20]
+
+
+def test_texts_of_an_array_that_the_function_fills_anew_are_those_of_their_case():
+    words = np.array(["", "b"], object)
+
+    def fill(x):
+        words[0] = f"at {x}"
+        return {"word": words}
+
+    variables = [Variable("word", "word", dims=("place",), dtype="str")]
+    ds = sweep(Task(fill, variables, coords={"place": [0, 1]}), {"x": [1, 2]})
+    assert ds["word"].values.tolist() == [["at 1", "b"], ["at 2", "b"]]
+
+
+def test_a_tensor_with_a_derivative_is_a_number_of_a_plain_function():
+    import torch
+
+    ds = sweep(lambda x: {"y": torch.tensor(x, requires_grad=True)}, {"x": [1.0, 2.0]})
+    assert ds["y"].values.tolist() == [1.0, 2.0]
+
+
+def test_texts_of_an_enumeration_are_texts():
+    kinds = enum.StrEnum("Kind", "a b")
+    ds = sweep(lambda kind: {"twice": 2 * kind}, {"kind": list(kinds)})
+    assert ds["kind"].values.tolist() == ["a", "b"] and ds["twice"].values.tolist() == ["aa", "bb"]
+
+
+def test_the_provenance_of_a_ragged_grid_names_all_parameters():
+    ds = sweep(lambda a=0.0, b=0.0: {"y": a + b}, [{"a": 1.0}, {"b": 2.0}])
+    spec = results.read_provenance(ds)["spec"]
+    assert spec["grid"] == {"a": [1.0, None], "b": [None, 2.0]} and spec["n_cases"] == 2
+
+
 def test_seeds_follow_the_parameters_so_a_larger_grid_changes_no_case():
     small = sweep(functions.NOISE, {"n": [2, 4], "repetition": [0, 1]}, seed=5)
     large = sweep(functions.NOISE, {"repetition": [1, 7, 0], "n": [8, 4, 2, 3]}, seed=5)
@@ -131,6 +170,12 @@ def test_vectorised_function_is_given_the_seeds_of_its_cases():
         ((functions.square, {"x": [True, 1]}), TypeError, "truth values or texts, got a mixture"),
         ((functions.square, {"x": [2**53 + 1, 0.5]}), ValueError, "got 9007199254740993"),
         ((lambda **case: {"y": 1.0}, {"a b": [1]}), ValueError, r"identifiers .*, got \['a b'\]"),
+        ((Task(lambda x, seeds: {}, name="f"), {"x": [1]}), TypeError, "take generator or seed"),
+        (
+            (Task(lambda x, seed: {}, [Variable("y", "y")], batched=True), {"x": [1]}),
+            TypeError,
+            "'seed'; beside these it may take seeds",
+        ),
         ((functions.square, {"x": []}), ValueError, "at least one case"),
         ((functions.square, {"x": "abc"}), TypeError, "expected a sequence of values"),
         ((functions.square, {"x": [[1, 2]]}), TypeError, "put other data into `fixed`"),
