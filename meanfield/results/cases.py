@@ -199,12 +199,20 @@ def check_joinable(given: Columns, stored: Columns) -> None:
     for name in names:
         pieces = [of[name] for of in (stored, given) if name in of]
         then, *now = (words.get(piece.dtype.kind, "numbers") for piece in pieces)
-        if [then] * len(now) != now:
+        if [then] * len(now) != now and not all(map(_are_flags, pieces)):
             raise ValueError(f"parameter {name!r}: the store holds {then}, got {now[0]}")
         whole = [piece for piece in pieces if piece.dtype.kind == "i"]
         if len(whole) < 2:  # they become floats
             for piece in whole:
                 check_doubles(name, piece[abs(piece) > 2**53].tolist())
+
+
+def _are_flags(column: np.ndarray) -> bool:
+    """Whether they are truth values; with absences these are 0, 1 and NaN."""
+    if column.dtype.kind != "f":
+        return column.dtype == bool
+    there = column[~np.isnan(column)]
+    return there.size < column.size and bool(np.isin(there, (0, 1)).all())
 
 
 def check_doubles(name: str, values: Sequence[Any]) -> None:
@@ -220,7 +228,8 @@ def n_in_common(given: Columns, stored: Columns) -> int:
     """How many cases two tables of parameters begin with, if one begins with the other; else 0."""
     n = min(len(next(iter(of.values()), ())) for of in (given, stored))
     same = given.keys() == stored.keys() and all(
-        np.array_equal(column[:n], stored[name][:n], equal_nan=column.dtype.kind == "f")
+        (column.dtype == bool) == (stored[name].dtype == bool)
+        and np.array_equal(column[:n], stored[name][:n], equal_nan=column.dtype.kind == "f")
         for name, column in given.items()
     )
     return n if same else 0

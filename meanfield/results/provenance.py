@@ -55,6 +55,16 @@ def provenance(
         "command": _command(),
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
     }
+    return _line(record)
+
+
+def with_spec(line: str, changes: Mapping[str, Any]) -> str:
+    """A provenance with other entries in its `spec`."""
+    record = json.loads(line)
+    return _line(record | {"spec": record.get("spec", {}) | changes})
+
+
+def _line(record: Mapping[str, Any]) -> str:
     return json.dumps(record, sort_keys=True, default=str, ensure_ascii=False)
 
 

@@ -139,6 +139,27 @@ class Store:
         """All cases, each once: `case_key`, parameters, values, `status` and `message`."""
         return join(self.labels, [self._tables[name] for name in self.files])
 
+    @property
+    def n_cases(self) -> int:
+        """How many cases there are."""
+        keys = [table["case_key"] for table in self._tables.values()]
+        return len(np.unique(np.concatenate(keys))) if keys else 0
+
+    def parameters(self) -> dict[str, np.ndarray]:
+        """The parameters of all cases."""
+        rows, others = self.rows(), {"case_key", *self.labels.blank(0)}
+        return {name: column for name, column in rows.items() if name not in others}
+
+    def describe(self, changes: Mapping[str, Any]) -> None:
+        """Write labels, attrs and provenance anew if they are others than those of the store."""
+        then = {name: self.description[name] for name in changes}
+        if json.dumps(then, sort_keys=True) == json.dumps(changes, sort_keys=True):
+            return
+        self.description = {**self.description, **changes}
+        self.labels = Labels.from_plain(self.description)
+        with contextlib.suppress(OSError):  # of a store that can only be read the values do
+            write_whole(self.path / _DESCRIPTION, _pack_description(self.description))
+
     def rows_of(self, keys: np.ndarray) -> dict[str, np.ndarray]:
         """Values, `status` and `message` of the cases with these keys; pending where unknown."""
         requested = {"case_key": keys, "status": np.zeros(len(keys), np.int8)}

@@ -15,11 +15,12 @@ import xarray as xr
 from meanfield.checks import as_bool, as_path, count, describe
 from meanfield.habits import with_hints
 from meanfield.results.cases import FAILED, NOT_CONVERGED, PENDING, Columns, Labels
+from meanfield.results.provenance import with_spec
 from meanfield.results.store import Store, description_at, open_store
 from meanfield.sweeps.batches import Batch
 from meanfield.sweeps.executors import Run, check_executor
 from meanfield.sweeps.grid import Grid, case_keys
-from meanfield.sweeps.plan import SweepPlan, Task, make_plan
+from meanfield.sweeps.plan import SweepPlan, Task, make_plan, shown_grid
 
 _log = logging.getLogger("meanfield")
 _log.addHandler(logging.NullHandler())
@@ -101,7 +102,8 @@ def sweep(
         seed: of the whole. Each case has its own, made from this and the parameters of the case:
             the function gets it as its argument `seed` or `generator`, see `Task`, and what it
             draws from torch's (on CPU and CUDA), NumPy's or Python's own generators begins there
-            too, unless other threads draw at the same time.
+            too, in a vectorised call at that of its first case, unless other threads draw at the
+            same time.
         attrs: attributes of the Dataset, text and numbers; kept in the store.
         store: a folder that holds finished cases, in files of at most some 20 seconds of work. If
             it exists, only what is missing is run; cases that are not in it yet are added;
@@ -207,10 +209,14 @@ class _Table:
         if store is None:
             self._provenance, self._rows = plan.provenance, self._labels.blank(len(plan.cases))
         else:
-            self._provenance = store.description["provenance"]
             self._keys, self._rows = store.add_cases(
                 plan.columns, lambda n: case_keys(plan.cases[n:])
             )
+            self._provenance = with_spec(store.description["provenance"], shown_grid(plan.columns))
+            # It may have grown, and what it holds may have other labels than at first.
+            every = plan.columns if store.n_cases == len(plan.cases) else store.parameters()
+            whole = with_spec(store.description["provenance"], shown_grid(every))
+            store.describe({**self._labels.plain, "attrs": plan.attrs, "provenance": whole})
 
     def missing(self, retry_failed: bool) -> np.ndarray:
         """Which cases are to be run."""

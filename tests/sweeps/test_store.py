@@ -52,6 +52,35 @@ def evaluated(folder):
     return runs
 
 
+def test_a_store_that_has_grown_says_so_and_has_the_labels_that_were_given_last(tmp_path):
+    def run(xs, words, note):
+        task = Task(lambda x: {"y": x}, [Variable("y", words)], name="f")
+        return sweep(task, {"x": xs}, store=tmp_path / "s", attrs={"note": note})
+
+    first = run([1.0, 2.0], "mass", "old")
+    ds, stored = run([2.0, 3.0], "length", "new"), results.read_dataset(tmp_path / "s")
+    for found, xs in ((first, [1.0, 2.0]), (ds, [2.0, 3.0]), (stored, [1.0, 2.0, 3.0])):
+        spec = results.read_provenance(found)["spec"]
+        assert (spec["grid"], spec["n_cases"]) == ({"x": xs}, len(xs))
+    assert stored["y"].long_name == "length" and stored.attrs["note"] == "new"
+    written = (tmp_path / "s" / "sweep.json").stat()
+    assert run([2.0, 3.0], "length", "new").identical(ds)
+    assert (tmp_path / "s" / "sweep.json").stat() == written
+
+
+def test_truth_values_that_some_cases_lack_join_those_of_a_store(tmp_path):
+    def run(*grid):
+        task = Task(lambda a, flag=False: {"y": type(flag).__name__}, name="f")
+        return sweep(task, list(grid), store=tmp_path / "s")
+
+    flagged, bare = {"a": 1, "flag": True}, {"a": 2}
+    run(flagged)
+    np.testing.assert_array_equal(run(flagged, bare)["flag"], [1, np.nan])
+    assert run({"a": 3, "flag": False}, flagged)["y"].values.tolist() == ["bool", "bool"]
+    with pytest.raises(ValueError, match="the store holds numbers, got texts"):
+        run({"a": 1, "flag": "word"})
+
+
 @pytest.mark.parametrize("batch_size", [1, 4, 100])
 def test_sweep_in_a_store_equals_the_one_in_memory(tmp_path, batch_size):
     memory = sweep(functions.NOISE, GRID, seed=3)
