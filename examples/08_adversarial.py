@@ -31,6 +31,7 @@ from meanfield.figures.curves import curve, formula, law, mark_unconverged
 from meanfield.figures.selection import fits_of, select
 from meanfield.lipschitz import LocalLipschitz, local_lipschitz
 from meanfield.results import Variable
+from meanfield.results.cases import answered
 from meanfield.results.fits import with_laws
 from meanfield.sweeps import Task
 
@@ -89,9 +90,10 @@ VARIABLES = (
 def run(grid, fixed, **how):
     """The sweep, with its power laws and the head that is worst far out."""
     ds = sweep(Task(worst, VARIABLES, PARAMETERS), grid, fixed=fixed, **how)
-    best = np.lexsort((ds.constant, ds.radius, ds.n_tokens))[-1]
+    known = answered(ds)  # the constant of a failed case is NaN, which sorts last
+    best = np.lexsort((known.constant, known.radius, known.n_tokens))[-1]
     ds = with_laws(ds, ("constant", "head_constant"), by=("head", "radius"))
-    return ds.assign_attrs(best_head=int(ds["head"][best]), layer=fixed["number"])
+    return ds.assign_attrs(best_head=int(known["head"][best]), layer=fixed["number"])
 
 
 # %%

@@ -52,13 +52,15 @@ class OfText:
     text_sha256: str | None = derived(None, "SHA-256 of the text")
 
     def source(self, causal: bool | None = None) -> Transformer:
-        """The model, loaded once per process, masked or not; None: as the architecture has it.
+        """The model, masked or not; None: as the architecture has it.
+
+        It is loaded once per process, and again when the files of its folder have changed.
 
         Raises:
             ValueError: its weights are not those of `model_revision`, if that is known: the model
                 has changed, or is not drawn alike here.
         """
-        how = (self.seed, self.dtype, self.depth, self.width)
+        how = (self.seed, self.dtype, self.depth, self.width, _files(self.model))
         usual = _loaded(self.model, None, *how)
         if self.model_revision not in (None, _revision(usual)):
             raise ValueError(
@@ -73,9 +75,10 @@ class OfText:
         Raises:
             ValueError: the text is not that of `text_sha256`, if that is known.
         """
-        if self.text_sha256 not in (None, text_hash(self.text)):
+        sha256 = text_hash(self.text)
+        if self.text_sha256 not in (None, sha256):
             raise ValueError(f"{self.text}: expected SHA-256 {self.text_sha256}; it has changed")
-        return corpora.windows(_tokens(source, self.text), n_tokens, self.n_windows)
+        return corpora.windows(_tokens(source, self.text, sha256), n_tokens, self.n_windows)
 
 
 _Settings = TypeVar("_Settings", bound=OfText)
@@ -108,7 +111,13 @@ def pinned(s: _Settings, **known: Any) -> _Settings:
 
 @functools.lru_cache(maxsize=3)
 def _loaded(
-    model: str, causal: bool | None, seed: int, dtype: str, depth: int, width: int
+    model: str,
+    causal: bool | None,
+    seed: int,
+    dtype: str,
+    depth: int,
+    width: int,
+    files: tuple[Any, ...],  # other files are another model
 ) -> pretrained.Transformer:
     if (depth or width) and not model.startswith("random:"):
         raise ValueError(
@@ -123,6 +132,12 @@ def _loaded(
     )
 
 
+def _files(model: str) -> tuple[Any, ...]:
+    """The files of a checkpoint in a folder, and when each was changed; of other models none."""
+    folder = Path(model).expanduser()
+    return tuple((file.name, file.stat().st_mtime_ns) for file in sorted(folder.glob("*")))
+
+
 @functools.lru_cache(maxsize=3)
 def _revision(source: Transformer) -> str:
     """Once for each model that `_loaded` returned: nobody else has it, so nobody trains it."""
@@ -130,7 +145,8 @@ def _revision(source: Transformer) -> str:
 
 
 @functools.lru_cache(maxsize=8)
-def _tokens(source: Transformer, text: str) -> Tensor:
+def _tokens(source: Transformer, text: str, sha256: str) -> Tensor:
+    """Of the text with this hash: the file at a path may become another text."""
     if text == RANDOM_TEXT:
         generator = torch.Generator().manual_seed(0)
         return torch.randint(source.vocabulary, (_RANDOM_LENGTH,), generator=generator)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
+import os
 import runpy
 import shutil
 import sys
@@ -296,6 +297,14 @@ def test_a_changed_text_is_refused_when_a_run_goes_on(folder, tmp_path):
         real_text.EXPERIMENT.run(settings, progress=False, store=tmp_path / "store")
 
 
+def test_a_text_that_has_changed_is_read_again(folder, tmp_path):
+    text = tmp_path / "text.txt"
+    of = inputs.OfText(str(folder / "gpt2"), text=str(text), n_windows=1)
+    for words in ("one two three", "one one one"):
+        text.write_text(words)
+        assert len(of.ids(of.source(), 3).unique()) == len(set(words.split()))
+
+
 def test_a_changed_checkpoint_is_refused_when_a_run_goes_on(folder, tmp_path):
     real_text = load("real_text")
     checkpoint = tmp_path / "bert"
@@ -305,15 +314,14 @@ def test_a_changed_checkpoint_is_refused_when_a_run_goes_on(folder, tmp_path):
     )
     first = real_text.EXPERIMENT.run(settings, progress=False, store=tmp_path / "store")
     assert first.attrs["model_revision"].startswith("sha256 ")
-    inputs._loaded.cache_clear()
     from safetensors.torch import load_file, save_file
 
     weights = checkpoint / "model.safetensors"
     save_file({name: 3 * value for name, value in load_file(weights).items()}, weights,
               metadata={"format": "pt"})  # fmt: skip
+    os.utime(weights, (1, 1))  # some file systems know whole seconds alone
     with pytest.raises(ValueError, match=r"fixed\.s\.model_revision: stored .sha256"):
         real_text.EXPERIMENT.run(settings, progress=False, store=tmp_path / "store")
-    inputs._loaded.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -513,6 +521,16 @@ def test_the_script_on_worst_inputs_finds_the_root_of_n_and_its_search_worse_one
     alone = (ds.fit_quantity == "head_constant") & (ds.fit_law == "free")
     fits = ds.isel(fit=np.flatnonzero(alone))
     assert fits.fit_exponent.values == pytest.approx(np.full(2, 0.5), abs=0.02)
+
+
+def test_a_head_that_failed_is_not_the_worst():
+    pytest.importorskip("transformers")
+    script = Path(__file__).parents[2] / "examples" / "08_adversarial.py"
+    fixed = {"number": 0, "depth": 1, "search_tokens": (), "search_steps": 0}
+    grid = {"head": [0, 12], "radius": [1.0], "n_tokens": [2, 3]}  # there are twelve, from 0
+    ds = runpy.run_path(str(script), run_name="imported")["run"](grid, fixed, progress=False)
+    assert set(ds["head"].values[ds.status.values == 3]) == {12}
+    assert ds.attrs["best_head"] == 0
 
 
 def test_scaling_factors_belong_to_the_heads_of_the_model(datasets, folder):
