@@ -201,8 +201,8 @@ def _first(ds: xr.Dataset) -> xr.Dataset:
 
 def _near(ds: xr.Dataset) -> xr.Dataset:
     """The bound of the largest ball that somewhere says more than the product of bounds."""
-    drawn = ds[["constant", "through", "product", "product_upper"]].median("case")
-    bound = ds.ball_measured.where(ds.ball_measured.median("case") <= drawn.to_array().max())
+    better = ds.ball_measured.median("case") < ds.product_upper.median("case")
+    bound = ds.ball_measured.where(better)
     seen = np.flatnonzero(bound.notnull().any(("case", "layer")))
     return ds.assign(ball_measured=bound).isel(epsilon=seen[-1:])
 
@@ -220,7 +220,7 @@ _OF_FIRST: Any = {"rows": _first, "xlabel": "block", "ticks": True}
 CONSTANTS = Chart(
     "Constants of the blocks, of the network up to each, and the products; medians of windows.\n\n"
     "Beside them what the network's constant is at most while every token moves by ε, relative to "
-    "its size, as far as that is below the products. Of the first model.",
+    "its size, as far as that is below the product of upper bounds. Of the first model.",
     "layer",
     [
         Curve("constant", "block", along="case", color="tab:blue"),

@@ -7,6 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+import xarray as xr
 
 from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, figures, pretrained
 from meanfield.experiments import through_depth
@@ -71,13 +72,26 @@ def test_bounds_of_blocks_are_above_their_constants(tmp_path):
     assert (ds.ball_radius.isel(layer=0) >= ds.epsilon).all()
 
 
+def test_a_bound_of_a_ball_is_drawn_where_it_is_below_the_product_of_bounds():
+    ball = [[[1.0, 50.0], [8.0, 300.0], [200.0, 900.0]]]
+    upper = [[2.0, 10.0, 100.0]]
+    dims = ("case", "layer", "epsilon")
+    ds = xr.Dataset(dict.fromkeys(("constant", "through", "product"), (dims[:2], upper)))
+    ds = ds.assign(product_upper=(dims[:2], upper), ball_measured=(dims, ball))
+    found = through_depth._near(ds.assign_coords(epsilon=[1e-6, 1e-3]))
+    assert found.epsilon.values.tolist() == [1e-6]
+    np.testing.assert_array_equal(found.ball_measured[0, :, 0], [1.0, 8.0, np.nan])
+
+
 def test_the_figures_draw_what_is_finite(dataset):
     for name, draw in through_depth.EXPERIMENT.figures.items():
         with figures.style():
             ax = draw(dataset)
             ax.figure.canvas.draw()
         assert len(ax.lines) >= (1 if name.startswith("models") else 2)
-        assert all(np.isfinite(np.asarray(line.get_ydata(), float)).all() for line in ax.lines)
+        heights = [np.asarray(line.get_ydata(), float) for line in ax.lines]
+        # A bound of balls is drawn at some blocks alone.
+        assert all(np.isfinite(y).any() and not np.isinf(y).any() for y in heights)
         assert "llama" in ax.get_title() + str(ax.lines[0].get_label())
 
 
