@@ -160,12 +160,19 @@ def figure(*columns: str) -> Callable[[Draw], Draw]:
 def _leave_out_what_is_not_drawn(lines: Sequence[Any]) -> None:
     """No entry in the legend for a line without a point, nor for a key to no line."""
     keys = [line for line in lines if not len(line.get_xdata())]
-    drawn = [line for line in lines if np.isfinite(np.asarray(line.get_ydata(), float)).any()]
+    drawn = [line for line in lines if _has_a_place(line).any()]
     looks = [{line.get_linestyle(), line.get_marker()} - _NOTHING for line in drawn]
     for line in lines:
         own = {line.get_linestyle(), line.get_marker()} - _NOTHING
         if line not in drawn and not (line in keys and any(own <= look for look in looks)):
             line.set_label("_not drawn")
+
+
+def _has_a_place(line: Any) -> np.ndarray:
+    """Which points of a line the Axes can show: finite ones, on logarithmic axes positive ones."""
+    points = np.asarray(line.get_xydata(), float)
+    logs = [line.axes.get_xscale() == "log", line.axes.get_yscale() == "log"]
+    return (np.isfinite(points) & ((points > 0) | ~np.array(logs))).all(-1)
 
 
 def drawable(name: str, ds: Any, columns: Sequence[str]) -> xr.Dataset:

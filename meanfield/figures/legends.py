@@ -23,18 +23,22 @@ def place_legend(ax: Axes, legend: bool | str) -> None:
 
 
 def _at_ends(ax: Axes) -> None:
-    """Each curve's name behind its last point, in its colour; keys to no curve under the Axes."""
+    """Each curve's name behind its last point, in its colour; what is no curve under the Axes."""
+    from matplotlib.lines import Line2D
+
     handles: list[Any] = ax.get_legend_handles_labels()[0]
+    lines: list[Any] = [one for one in handles if isinstance(one, Line2D)]
+    curves = [line for line in lines if len(line.get_xdata())]
     inside = ax.transData + ax.transAxes.inverted()
     ax.autoscale_view()
     named = []
-    for line in [line for line in handles if len(line.get_xdata())]:
+    for line in curves:
         points = np.column_stack([np.asarray(one, float) for one in line.get_data()])
         points = points[np.isfinite(points).all(-1)]
         x, y = inside.transform(points[points[:, 0].argmax()])
         style: Any = {"xycoords": "axes fraction", "va": "center", "color": line.get_color()}
         named.append(ax.annotate(str(line.get_label()), (x + 0.02, y), **style))
-    _below(ax, [line for line in handles if not len(line.get_xdata())])
+    _below(ax, [one for one in handles if one not in curves])
     figure: Any = ax.figure
     figure.canvas.figure.draw_without_rendering()  # how high are the Axes beside names and legend?
     named.sort(key=lambda text: text.xyann[1])

@@ -14,7 +14,8 @@ from meanfield.errors import NoCases
 from meanfield.figures.canvas import FORMULA, figure, kind, ticks_at
 from meanfield.figures.charts import Chart, Curve, Formula, Key, Rows
 from meanfield.figures.curves import curve
-from meanfield.figures.selection import fits_of, levels, model_and_text, unless_nan
+from meanfield.figures.selection import attribute, fits_of, levels, model_and_text, unless_nan
+from meanfield.results.cases import RESERVED
 from meanfield.results.shapes import parameters_of
 
 if TYPE_CHECKING:
@@ -36,10 +37,15 @@ def plot_particle_paths(ds: xr.Dataset, *, ax: Axes) -> Axes:
             cases the first is drawn.
         ax: where to draw; a new figure if None.
     """
+    if not (along := _time_of(ds.points)):
+        raise ValueError(
+            f"ds: expected points (time, particle, feature), got {ds.points.dims}; select one of "
+            "what else there is"
+        )
     one = ds.isel(case=0) if "case" in ds.points.dims else ds
-    points = one.points.values
+    points = one.points.transpose(along, "particle", "feature").values
     if points.shape[-1] == 1:
-        times = one["time" if "time" in one.variables else one.points.dims[0]]
+        times = one["time" if "time" in one.variables else along]
         ax.plot(times, points[..., 0], color="tab:blue", linewidth=0.7, marker="")
         ax.set(xlabel="time t", ylabel="$x$")
     else:
@@ -47,6 +53,13 @@ def plot_particle_paths(ds: xr.Dataset, *, ax: Axes) -> Axes:
         ax.set(xlabel="$x_1$", ylabel="$x_2$")
     ax.set_title(f"Paths of the particles{projection(points)}")
     return ax
+
+
+def _time_of(points: xr.DataArray) -> str:
+    """The one dimension beside cases, particles and their features; "" of what are no paths."""
+    dims = {str(dim) for dim in points.dims} - {"case"}
+    time = dims - {"particle", "feature"}
+    return time.pop() if len(dims) == 3 and len(time) == 1 else ""
 
 
 def projection(points: np.ndarray) -> str:
@@ -98,6 +111,12 @@ def plot_growth(
                 f"ds: expected a Dataset along 'case', got {name} along {ds[name].dims}; draw "
                 "what the sweep returned, and not its cube"
             )
+    for name in (x, y, *bounds):
+        if ds[name].dtype.kind not in "biuf":
+            raise ValueError(
+                f"ds: expected numbers to draw, got {name} of {ds[name].dtype}; `by` alone may be "
+                "text"
+            )
     return growth(ds, x, y, by, bounds).on(ax, ds)
 
 
@@ -106,6 +125,8 @@ def growth(ds: xr.Dataset, x: str, y: str, by: str | None, bounds: Sequence[str]
     words = {str(name): ds[name].attrs.get("long_name", str(name)) for name in ds.variables}
     columns = (map(unless_nan, ds[name].values.tolist()) for name in (x, by) if name)
     places = list(zip(*columns, strict=True))
+    values = levels(ds, by) if by is not None and ds[by].dtype.kind == "f" else []
+    told_apart = len({f"{value:g}" for value in values}) == len(values)
 
     def label(rows: xr.Dataset) -> str:
         if by is None:
@@ -113,7 +134,7 @@ def growth(ds: xr.Dataset, x: str, y: str, by: str | None, bounds: Sequence[str]
         value = rows[by].values[0]
         if unless_nan(value) in (None, ""):
             return f"no {by}"
-        return f"{by} = {value:{'g' if rows[by].dtype.kind == 'f' else ''}}"
+        return f"{by} = {value:{'g' if values and told_apart else ''}}"
 
     scales = zip("xy", (_scale(ds[x]), _scale(ds[y])), strict=True)
     dashes = zip(bounds, itertools.cycle(("--", "-.", ":")), strict=False)
@@ -149,7 +170,8 @@ def plot_constants(ds: xr.Dataset, *, ax: Axes, parts: Sequence[str] | None = No
         texts = ds if "text" in ds.dims else ds.expand_dims("text")
         for t in range(texts.sizes["text"]):
             rows = texts.isel(text=t)
-            style: Any = {"color": f"C{k}", "label": None if t else ds[part].long_name}
+            words = ds[part].attrs.get("long_name", part)
+            style: Any = {"color": f"C{k}", "label": None if t else words}
             curve(ax, rows, "layer", part, "o-", **style)
             ax.vlines(rows.layer, rows[part], rows[f"{part}_upper"], color=f"C{k}", linewidth=3)
             if f"{part}_bound" in rows:
@@ -159,7 +181,7 @@ def plot_constants(ds: xr.Dataset, *, ax: Axes, parts: Sequence[str] | None = No
     ticks_at(ax, ds.layer)
     each = "" if "text" not in ds.dims else "a curve for each text; "
     ax.set_title(
-        f"Constants of {ds.attrs['model']} at {ds.attrs['length']} tokens\n"
+        f"Constants of {attribute(ds, 'model')} at {attribute(ds, 'length')} tokens\n"
         f"{each}bars: probable ends"
     )
     return ax
@@ -177,7 +199,7 @@ def figures_of(ds: xr.Dataset) -> Mapping[str, Callable[..., Axes]]:
     On the horizontal axis is the parameter of the most values, and the next has colours.
     """
     made: dict[str, Callable[..., Axes]] = {}
-    if set(map(str, ds["points"].dims if "points" in ds else ())) >= {"particle", "feature"}:
+    if "points" in ds and _time_of(ds["points"]):
         made["paths"] = plot_particle_paths
     several = {name: len(levels(ds, name)) for name in parameters_of(ds)}
     several = {name: n for name, n in several.items() if n > 1}
@@ -190,9 +212,11 @@ def figures_of(ds: xr.Dataset) -> Mapping[str, Callable[..., Axes]]:
     numbers = [
         str(name)
         for name, column in ds.data_vars.items()
-        if column.dims == ("case",) and column.dtype.kind == "f" and column.notnull().any()
+        if column.dims == ("case",) and column.dtype.kind in "iuf" and column.notnull().any()
     ]
-    for y in [name for name in numbers if not name.endswith(_EVIDENCE)][:_FIGURES]:
+    evidence = {f"{name}{end}" for name in ds.data_vars for end in _EVIDENCE}
+    answers = [name for name in numbers if name not in evidence and name not in RESERVED]
+    for y in answers[:_FIGURES]:
         bounds = [f"{y}{end}" for end in ("_lower", "_upper") if f"{y}{end}" in numbers]
         made[y] = growth(ds, x, y, by, bounds)
     return made

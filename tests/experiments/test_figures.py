@@ -27,6 +27,8 @@ from meanfield.figures.curves import curve, law
 from meanfield.figures.legends import place_legend
 from meanfield.figures.plots import figures_of, secants
 from meanfield.figures.selection import best, by_level, levels, select
+from meanfield.results import Variable
+from meanfield.sweeps import Task
 
 TINY = two_dirac.Settings(
     radii=(1.0, 1.5),
@@ -305,11 +307,25 @@ def test_a_flow_is_drawn_as_it_comes(dim):
     # A coordinate that is 0 throughout hides nothing.
     kept = flow.pad(feature=(0, 1), constant_values=0.0)
     assert figures.plot_particle_paths(kept).get_title() == f"Paths of the particles{words}"
+    turned = figures.plot_particle_paths(flow.transpose("particle", "feature", "time"))
+    for one, other in zip(ax.get_lines(), turned.get_lines(), strict=True):
+        np.testing.assert_array_equal(one.get_xydata(), other.get_xydata())
     # So are several flows in a sweep of one's own, along cases.
     both = xr.concat([flow, flow], "case").assign_coords(beta=("case", [1.0, 2.0]))
     assert list(figures_of(both)) == ["paths"]
     for name, draw in figures_of(both).items():
         assert draw(both).get_title(), name
+
+
+def test_points_that_are_no_paths_have_no_figure():
+    for dims in (("particle", "feature"), ("case", "particle", "feature"), ("time", "particle"),
+                 ("beta", "time", "particle", "feature")):  # fmt: skip
+        ds = xr.Dataset({"points": (dims, np.ones([2] * len(dims)))})
+        assert figures_of(ds) == {}
+        with pytest.raises(
+            ValueError, match=r"ds: expected points \(time, particle, feature\), got"
+        ):
+            figures.plot_particle_paths(ds)
 
 
 def test_any_sweep_has_figures_of_its_numbers_against_its_parameters():
@@ -344,6 +360,38 @@ def test_evidence_takes_no_figure_from_an_answer():
         progress=False,
     )
     assert list(figures_of(ds)) == names
+
+
+def test_an_answer_that_is_called_like_evidence_or_counts_has_a_figure():
+    def answers(x):
+        return {"test_error": x, "n_clusters": int(x)}
+
+    variables = [Variable("test_error", "error"), Variable("n_clusters", "n", dtype="int64")]
+    ds = sweep(Task(answers, variables), {"x": [1.0, 2.0]}, progress=False)
+    assert list(figures_of(ds)) == ["test_error", "n_clusters"]
+
+
+def test_values_that_six_digits_do_not_tell_apart_have_all():
+    for values in ([1.0000001, 1.0000002], [0.1, 0.2]):
+        rows = xr.Dataset({"y": ("case", [1.0, 2.0])}, {"x": ("case", [1.0, 2.0])})
+        ax = figures.plot_growth(rows.assign_coords(k=("case", values)), x="x", y="y", by="k")
+        assert ax.get_legend_handles_labels()[1] == [f"k = {value}" for value in values]
+
+
+def test_a_bound_of_which_a_logarithmic_axis_has_no_point_is_not_in_the_legend():
+    ds = xr.Dataset({"y": ("case", [1.0, 30.0])}, {"x": ("case", [1.0, 2.0])})
+    ds = ds.assign(lower=0 * ds.y, upper=2 * ds.y)
+    for rows, drawn in ((ds, ["y", "upper"]), (ds.isel(case=[0]), ["y", "lower", "upper"])):
+        ax = figures.plot_growth(rows, x="x", y="y", bounds=["lower", "upper"])
+        assert ax.get_legend_handles_labels()[1] == drawn
+
+
+def test_what_is_no_number_is_not_drawn_against_one():
+    words = {"x": ("case", [1.0, 2.0]), "word": ("case", ["a", "b"])}
+    ds = xr.Dataset({"y": ("case", [1.0, 2.0])}, words)
+    for asked in ({"x": "word", "y": "y"}, {"x": "x", "y": "word"}):
+        with pytest.raises(ValueError, match="ds: expected numbers to draw, got word"):
+            figures.plot_growth(ds, **asked)
 
 
 def test_logarithmic_axes_have_one_kind_of_number():
@@ -425,6 +473,15 @@ def test_a_curve_is_drawn_in_the_order_of_its_axis():
     ax = Figure().subplots()
     curve(ax, ds, "x", "y")
     np.testing.assert_array_equal(ax.get_lines()[0].get_xydata().T, [[10, 20, 30], [1, 2, 3]])
+
+
+def test_what_is_no_curve_is_named_below():
+    ax = Figure().subplots()
+    ax.plot([0.0, 1.0], [0.0, 1.0], label="curve")
+    ax.errorbar([0.0, 1.0], [1.0, 2.0], 0.1, fmt="o", label="interval")
+    place_legend(ax, "ends")
+    assert [text.get_text() for text in ax.texts] == ["curve"]
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["interval"]
 
 
 def test_names_at_the_ends_of_curves_stand_apart_and_below_the_title():

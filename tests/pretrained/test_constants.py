@@ -9,6 +9,7 @@ import xarray as xr
 
 from meanfield import bounds, figures
 from meanfield.bounds import local_upper
+from meanfield.errors import NoCases
 from meanfield.lipschitz import ball_upper, local_lipschitz
 from meanfield.pretrained import constants
 
@@ -68,6 +69,8 @@ def test_the_figure_of_constants_shows_value_probable_and_certain_end_of_every_l
     assert "certain bound" not in {text.get_text() for text in bare.get_legend().get_texts()}
     with pytest.raises(ValueError, match="parts"):
         figures.plot_constants(ds, parts=["heads"])
+    with pytest.raises(NoCases, match="no attribute 'model'"):
+        figures.plot_constants(ds.drop_attrs())
 
 
 def test_of_a_mixture_of_experts_the_figure_has_attention_alone():
