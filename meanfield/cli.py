@@ -394,10 +394,13 @@ def _first_message(ds: xr.Dataset) -> str:
 
 
 def _status(options: argparse.Namespace) -> int:
+    from meanfield.results.store import is_store
     from meanfield.sweeps import status
 
-    store = options.store.with_suffix(".sweep")  # beside a file of the run
-    found = status(store if store.exists() else options.store)
+    store = options.store
+    if not is_store(store) and (beside := store.with_suffix(".sweep")).exists():
+        store = beside  # of the run whose file was given
+    found = status(store)
     _say(str(found))
     if options.check and (found.damaged or found.missing):
         return 1
@@ -427,13 +430,13 @@ def _report(options: argparse.Namespace) -> int:
 
 
 def _finished(path: Path) -> tuple[xr.Dataset, str | None]:
-    """A Dataset, and the name of the experiment that made it, if any."""
+    """A Dataset, and the name of the experiment that made it, if its cases are still in rows."""
     from meanfield import results
     from meanfield.results.cases import answered
 
     ds = results.read_dataset(path)
     name = ds.attrs.get("experiment")
-    if name not in EXPERIMENTS:
+    if name not in EXPERIMENTS or "case" not in ds.sizes:
         return ds, None
     if not answered(ds).sizes["case"]:
         n_failed = int((ds["message"] != "").sum())

@@ -32,7 +32,7 @@ __all__ = ["write_report"]
 
 _LARGEST_SVG = 400_000  # bytes; beyond it a figure is embedded as pixels
 _MESSAGES = 10  # different messages of failed cases that are written out
-_RANDOM = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_RANDOM = re.compile(r"((?:id|for)='[a-z]+-)([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})")
 _CODE = re.compile(r"(`+)(.+?)\1", re.DOTALL)
 _PAGE = """\
 <!DOCTYPE html>
@@ -162,7 +162,7 @@ def _outcome(ds: xr.Dataset) -> str:
 
 def _troubles(ds: xr.Dataset) -> Iterator[str]:
     """The messages of failed cases with their numbers, and what did not converge."""
-    texts = ds["message"].values if "message" in ds else ()
+    texts = ds["message"].values.ravel() if "message" in ds else ()
     messages = Counter(str(text) for text in texts if text).most_common()
     yield from (f"{n} failed: {text}" for text, n in messages[:_MESSAGES])
     if len(messages) > _MESSAGES:
@@ -201,7 +201,7 @@ def _table(ds: xr.Dataset) -> str:
     with xr.set_options(display_style="html"):
         source = ds.drop_attrs(deep=False).assign_attrs(attrs)._repr_html_()
     numbers: dict[str, str] = {}
-    return _RANDOM.sub(lambda m: numbers.setdefault(m[0], str(len(numbers))), source)
+    return _RANDOM.sub(lambda m: m[1] + numbers.setdefault(m[2], str(len(numbers))), source)
 
 
 def _counted(n: int, noun: str) -> str:

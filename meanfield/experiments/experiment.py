@@ -153,7 +153,7 @@ class Experiment:
     def finish(self, ds: xr.Dataset) -> xr.Dataset:
         """A sweep as it was stored, with what is fitted at the end; the same if it has that.
 
-        The same as well if no case has an answer.
+        The same as well if no case has an answer, or if the cases are no longer in rows.
         """
-        done = "fit" in ds.sizes or not answered(ds).sizes["case"]
+        done = "fit" in ds.sizes or not answered(ds).sizes.get("case")
         return ds if done else self.conclude(ds)

@@ -104,7 +104,7 @@ class Labels:
 def answered(ds: xr.Dataset) -> xr.Dataset:
     """The cases that have an answer, neither pending nor failed; all of what is no sweep."""
     status = ds.variables.get("status")
-    if status is None or "flag_meanings" not in status.attrs:
+    if status is None or status.dims != ("case",) or "flag_meanings" not in status.attrs:
         return ds
     finished = np.isin(status.values, (OK, NOT_CONVERGED))
     return ds if finished.all() else ds.isel(case=np.flatnonzero(finished))

@@ -27,7 +27,7 @@ from meanfield.figures.curves import curve, law
 from meanfield.figures.legends import place_legend
 from meanfield.figures.plots import figures_of, secants
 from meanfield.figures.selection import best, by_level, levels, select
-from meanfield.results import Variable
+from meanfield.results import Variable, to_cube
 from meanfield.sweeps import Task
 
 TINY = two_dirac.Settings(
@@ -384,6 +384,13 @@ def test_a_bound_of_which_a_logarithmic_axis_has_no_point_is_not_in_the_legend()
     for rows, drawn in ((ds, ["y", "upper"]), (ds.isel(case=[0]), ["y", "lower", "upper"])):
         ax = figures.plot_growth(rows, x="x", y="y", bounds=["lower", "upper"])
         assert ax.get_legend_handles_labels()[1] == drawn
+
+
+def test_a_cube_of_which_a_case_failed_is_refused_as_any_cube():
+    ds = sweep(lambda x: {"y": 1 / x}, {"x": [0, 1]}, progress=False)
+    for other in (to_cube(ds), ds.isel(case=0)):
+        with pytest.raises(ValueError, match="draw what the sweep returned, and not its cube"):
+            figures.plot_growth(other, x="x", y="y")
 
 
 def test_what_is_no_number_is_not_drawn_against_one():

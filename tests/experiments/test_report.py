@@ -17,7 +17,7 @@ import xarray as xr
 
 from meanfield import html, report
 from meanfield.errors import NoCases
-from meanfield.results import Variable
+from meanfield.results import Variable, to_cube
 from meanfield.results.labels import dataset
 from meanfield.results.provenance import provenance
 from meanfield.sweeps import Task, sweep
@@ -249,6 +249,20 @@ def test_the_same_dataset_gives_the_same_page():
     ds, figures = a_dataset(), {"gains": scatter}
     pages = {rendered(ds, figures=figures) for _ in range(2)}
     assert len(pages) == 1
+
+
+def test_what_looks_like_a_random_name_is_shown_as_it_is():
+    text = "id='data-123e4567-e89b-12d3-a456-426614174000'"
+    assert text in Page(rendered(xr.Dataset(attrs={"run": text}))).text
+
+
+def test_a_cube_has_a_page_with_its_failures():
+    def root(x, y):
+        return {"root": math.sqrt(x) * y}
+
+    ds = to_cube(sweep(root, {"x": [-1.0, 4.0], "y": [1.0, 2.0]}, progress=False))
+    page = Page(rendered(ds))
+    assert page.listed == ["2 failed: ValueError: math domain error"]
 
 
 def test_drawing_leaves_no_figure_open():

@@ -202,6 +202,23 @@ def test_status_and_report_speak_of_the_run(finished, tmp_path, capsys):
     assert "two_dirac_lower" in page
 
 
+def test_the_cube_of_a_run_has_the_page_of_any_dataset(tmp_path, capsys):
+    ds = sweep(lambda x: {"y": x}, {"x": [1]}, attrs={"experiment": "two-dirac"}, progress=False)
+    path = results.write_dataset(results.to_cube(ds), tmp_path / "cube.nc")
+    assert cli.main(["report", str(path)]) == 0
+    assert cli.main(["plot", str(path)]) == 1
+    assert "expected a Dataset with particles through time" in capsys.readouterr().err
+    assert two_dirac.EXPERIMENT.finish(results.to_cube(ds)).identical(results.to_cube(ds))
+
+
+def test_status_is_of_the_store_that_is_named(tmp_path, capsys):
+    for n, name in ((1, "exp"), (2, "exp.sweep")):
+        sweep(Task(lambda x: {"y": x}, name="one"), {"x": range(n)}, store=tmp_path / name)
+        capsys.readouterr()
+        assert cli.main(["status", str(tmp_path / "exp")]) == 0
+        assert "1 of 1 cases done" in capsys.readouterr().out
+
+
 def test_a_sweep_of_ones_own_has_a_report_and_figures(tmp_path, capsys):
     store = tmp_path / "own.sweep"
     sweep(Task(lambda x: {"inverse": 1 / x}, name="inverse"), {"x": [1, 0, 2]}, store=store)
