@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,11 @@ from meanfield.results.store import Store, is_store
 
 _CHUNK = 2**30  # bytes; Zstandard takes at most twice as many
 _BEGIN = '{"": "'  # of the attribute with the digests
+# Attributes of a variable by which xarray reads other numbers, or in which it keeps notes.
+_TAKEN = (
+    *("coordinates", "dtype", "_FillValue", "missing_value"),
+    *("scale_factor", "add_offset", "_Unsigned"),
+)
 
 
 @with_hints
@@ -48,7 +53,8 @@ def write_dataset(ds: xr.Dataset, path: str | os.PathLike[str]) -> Path:
         The path.
 
     Raises:
-        ValueError: another suffix, names with "/", and what netCDF 3 does not have.
+        ValueError: another suffix, names with "/", attributes that say how numbers are stored,
+            such as ``scale_factor``, and what netCDF 3 does not have.
         TypeError: complex or float16 variables, attributes that are neither text nor numbers.
         FileExistsError: something that this library has not written is there, or the path is
             inside the store of a sweep or a Zarr folder.
@@ -59,6 +65,9 @@ def write_dataset(ds: xr.Dataset, path: str | os.PathLike[str]) -> Path:
         raise ValueError(f"path: expected a name that ends in .zarr or .nc, got {path.name!r}")
     # Before anything is touched: a Dataset that the format cannot hold is refused here.
     check_dataset(ds)
+    _check_free("ds", ds.attrs, ["coordinates"])
+    for name, variable in ds.variables.items():
+        _check_free(name, variable.attrs, _TAKEN)
     signed = ds.drop_encoding().assign_attrs({DIGEST: json.dumps(_digests(ds))})
     packed = netcdf(signed) if path.suffix == ".nc" else _zarr(signed)
     target = check_replaceable(path)
@@ -168,6 +177,15 @@ def _plain(attrs: Mapping[Any, Any]) -> list[Any]:
     )
 
 
+def _check_free(owner: Any, attrs: Mapping[Any, Any], taken: Sequence[str]) -> None:
+    for name in taken:
+        if name in attrs:
+            raise ValueError(
+                f"attributes of {owner}: expected none that says how numbers are stored, got "
+                f"{name!r}; give it another name"
+            )
+
+
 def _zarr(ds: xr.Dataset) -> dict[str, Any]:
     """The files of a Zarr folder; Zarr's own writing needs hard links."""
     from zarr.codecs import ZstdCodec
@@ -196,7 +214,8 @@ def _chunks(variable: xr.Variable) -> tuple[int, ...]:
 
 
 def _load_zarr(path: Path) -> xr.Dataset:
-    with xr.open_zarr(path, consolidated=False, chunks=None, mask_and_scale=False) as opened:
+    how: Any = {"consolidated": False, "chunks": None, "mask_and_scale": False}
+    with xr.open_zarr(path, decode_times=False, **how) as opened:
         ds = decode(opened.load())
     # A folder has no order: sorted, so that the same data always read the same.
     names = [*sorted(ds.data_vars, key=str), *sorted(ds.coords, key=str)]
@@ -208,5 +227,5 @@ def _load_netcdf(path: Path) -> xr.Dataset:
     with path.open("rb") as file:
         if file.read(4) == b"\x89HDF":
             raise ValueError("it is netCDF 4, which xarray.open_dataset reads")
-    with xr.open_dataset(path, engine="scipy") as opened:
+    with xr.open_dataset(path, engine="scipy", decode_times=False) as opened:
         return decode(opened.load())

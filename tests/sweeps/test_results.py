@@ -77,6 +77,14 @@ def test_netcdf_is_read_by_xarray_and_by_scipy_alone(tmp_path):
 
 
 @pytest.mark.parametrize("suffix", ["nc", "zarr"])
+def test_units_of_time_are_words(tmp_path, suffix):
+    for units in ("days since 2000-01-01", "s"):
+        ds = xr.Dataset({"t": ("case", [0.5, 2.0], {"units": units})})
+        path = results.write_dataset(ds, tmp_path / f"t.{suffix}")
+        xr.testing.assert_identical(results.read_dataset(path), ds)
+
+
+@pytest.mark.parametrize("suffix", ["nc", "zarr"])
 def test_integers_of_64_bits_come_back_exactly(tmp_path, suffix):
     for values in ([2**53 + 1, -(2**63)], [2**40, 3], [7, -1]):
         ds = xr.Dataset({"k": ("case", np.array(values, np.int64))})

@@ -197,6 +197,21 @@ def test_lost_chunks_and_variables_are_named(tmp_path):
         (lambda ds: ds.assign(z=("case", np.ones(5) * 1j)), "nc", TypeError, "two real variables"),
         (lambda ds: ds.assign_attrs(strict=True), "nc", TypeError, "attribute 'strict' of ds"),
         (lambda ds: ds.assign_attrs(spec={"a": 1}), "zarr", TypeError, "provenance"),
+        (
+            lambda ds: ds.assign_attrs(coordinates="x"),
+            "zarr",
+            ValueError,
+            "of ds: .*'coordinates'",
+        ),
+        *[
+            (
+                lambda ds, name=name: ds.assign(y=((), 1.0, {name: "x"})),
+                "nc",
+                ValueError,
+                f"attributes of y: expected .* got '{name}'",
+            )
+            for name in files._TAKEN
+        ],
     ],
 )
 def test_what_a_format_would_lose_is_refused_and_the_old_file_stays(
