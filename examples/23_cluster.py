@@ -1,9 +1,11 @@
 #!/usr/bin/env python
-# SBATCH comments below are read by SLURM, and by nobody else.
-# SBATCH --job-name=constants
-# SBATCH --array=0-3
-# SBATCH --cpus-per-task=1
-# SBATCH --time=00:30:00
+# The comments below are read by SLURM, which wants no space in them, and by nobody else.
+# fmt: off
+#SBATCH --job-name=constants
+#SBATCH --array=0-3
+#SBATCH --cpus-per-task=1
+#SBATCH --time=00:30:00
+# fmt: on
 """A sweep on a cluster, as a job array
 ====================================
 

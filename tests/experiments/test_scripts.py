@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import runpy
 import subprocess
@@ -25,6 +26,12 @@ NUMBERED = sorted(EXAMPLES.glob("[0-9]*.py"))
 def test_every_example_has_a_number_of_its_own():
     numbers = [int(path.name[:2]) for path in NUMBERED]
     assert numbers == sorted(set(numbers))
+
+
+def test_slurm_finds_an_array_of_all_shares_at_the_head_of_its_script():
+    lines = (EXAMPLES / "23_cluster.py").read_text(encoding="utf-8").splitlines()
+    head = list(itertools.takewhile(lambda line: line.startswith("#"), lines))
+    assert f"#SBATCH --array=0-{script('23_cluster')['SHARES'] - 1}" in head
 
 
 @pytest.mark.slow
