@@ -20,6 +20,7 @@ import xarray as xr
 
 from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, bounds, sampling, stack
 from meanfield.bounds.diracs import two_dirac_entry
+from meanfield.errors import NoCases
 from meanfield.experiments.experiment import Experiment
 from meanfield.experiments.settings import along, over, setting
 from meanfield.figures.canvas import kind
@@ -108,12 +109,18 @@ def layer(dim: int, gamma: float, seed: int) -> AttentionParameters:
 
 
 def cases(s: Settings) -> list[dict[str, Any]]:
-    """The configurations: sequences, weighted pairs, and pairs with the crowd at the origin."""
+    """The configurations: sequences, weighted pairs, and pairs with the crowd at the origin.
+
+    Raises:
+        ValueError: a sequence of one token, which is no pair.
+    """
+    if unfit := [n for n in s.n_tokens if n != 0 and n < 2]:
+        raise ValueError(f"n_tokens: expected 0, or 2 and more, got {unfit[0]}; leave it out")
     pairs = []
     for radius in s.radii:
         best = float(bounds.two_dirac_best_log_ratio(s.gamma, radius))
         weighted = {best + offset for offset in s.offsets} | set(s.log_ratios)
-        lone = [(-math.log(n - 1), n) for n in s.n_tokens]
+        lone = [(-math.log(n - 1), n) for n in s.n_tokens if n]
         lone += [(z, 0) for z in sorted(weighted, reverse=True) if z <= 0]
         pairs += [(radius, -1.0, z, n) for z, n in lone]
     # From a crowd at the origin the light atom then gets attention 1/(1 + γR²).
@@ -353,6 +360,8 @@ def _with_secants(ds: xr.Dataset) -> xr.Dataset:
     """The plain sequences that have secants, at the radius nearest to 1.5."""
     rows = _plain(ds, sequence=True)
     rows = rows.isel(case=np.isfinite(rows.euclidean_secant).all("step"))
+    if not rows.sizes["case"]:
+        raise NoCases("no sequence of the Dataset has secants")
     return select(rows, radius=min(rows.radius.values, key=lambda R: abs(R - 1.5)))
 
 

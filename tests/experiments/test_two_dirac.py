@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from meanfield import bounds
+from meanfield.errors import NoCases
 from meanfield.experiments import EXPERIMENTS, get, two_dirac
 from tests import oracles
 from tests.experiments.test_figures import TINY, ds
@@ -90,6 +91,19 @@ def test_the_optimum_over_the_light_weight_is_where_the_formula_says():
         bounds.two_dirac_best_log_ratio(1.0, 2.0), abs=0.11
     )
     assert math.isclose(float(best.particle), 165.8455, rel_tol=1e-3)
+
+
+def test_a_sequence_has_two_tokens_or_more_and_none_is_no_sequence():
+    some, with_none = (replace(TINY, n_tokens=n) for n in ((5,), (0, 5)))
+    assert two_dirac.cases(with_none) == two_dirac.cases(some)
+    with pytest.raises(ValueError, match="n_tokens: expected 0, or 2 and more, got 1"):
+        two_dirac.cases(replace(TINY, n_tokens=(2, 1)))
+
+
+def test_without_secants_there_is_no_figure_of_them(ds):
+    none = ds.assign(euclidean_secant=math.nan * ds.euclidean_secant)
+    with pytest.raises(NoCases, match="no sequence of the Dataset has secants"):
+        two_dirac.EXPERIMENT.figures["lemma-3-2"](none)
 
 
 def test_the_list_of_experiments_loads():
