@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Transformer(Hinted):
-    """A model in evaluation mode, read as attention layers, blocks and a network.
+    """A model read as attention layers, blocks and a network, in the mode that it is in.
 
     All of them are maps of measures; the tokens are the uniform measure with token i of n at
     position i/n. Layers that use distances between positions (rotary positions, windows) need n:
