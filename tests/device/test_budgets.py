@@ -41,7 +41,7 @@ BUDGETS = {
     "2,000 constants of two atoms": (240, 19, 0),
     "certain constant": (2900, 23, 10),
     "ten steps of a flow": (970, 8, 0),
-    "adaptive flow": (520, 12, 0),
+    "adaptive flow": (540, 12, 0),
     "stability": (6000, 230, 0),
     "Sinkhorn attention": (120, 6, 0),
     "2,000 distances of two atoms": (20, 8, 5),
