@@ -261,10 +261,8 @@ class ParticleMeasure(NoNumber, Hinted):
         if anchors.ndim > len(self.batch_shape):
             raise IndexError(f"too many new axes for batch shape {tuple(self.batch_shape)}")
         places = index if isinstance(index, tuple) else (index,)
-        if any(one is ... for one in places):  # of batch axes alone
-            rest = slice(None)
-            return self._with(self.points[*places, rest, rest], lambda t: t[*places, rest])
-        return self._with(self.points[index], lambda t: t[index])
+        rest = [slice(None)] * any(one is ... for one in places)  # which is of batch axes alone
+        return self._with(self.points[*places, *rest, *rest], lambda t: t[*places, *rest])
 
     def __len__(self) -> int:
         """Of the first batch axis, as `__iter__`."""
@@ -369,7 +367,7 @@ class Disintegration(NamedTuple):
 def pushforward(
     transport: Callable[..., Tensor], mu: ParticleMeasure, *, use_positions: bool = False
 ) -> ParticleMeasure:
-    """T♯μ = Σᵢ aᵢ δ_{T(xᵢ)}; weights and positions stay.
+    """T♯μ = Σᵢ aᵢ δ_{T(xᵢ)}; weights and positions stay. Absent atoms sent nowhere go to 0.
 
     Args:
         transport: T, from points (..., n, d) to points (..., n, d'); with `use_positions`
@@ -390,7 +388,9 @@ def pushforward(
     use_positions = as_bool(use_positions, "use_positions")
     points = mu.points.clone()  # which T may overwrite, as ReLU(inplace=True) does
     arguments = (points, check_positioned(mu)) if use_positions else (points,)
-    return mu.replace(called(transport, arguments, "transport: expected a function of points"))
+    nu = mu.replace(called(transport, arguments, "transport: expected a function of points"))
+    absent = (mu.log_weights == -math.inf)[..., None]
+    return nu.replace(torch.where(absent, nu.points.nan_to_num(0.0, 0.0, 0.0), nu.points))
 
 
 def disintegrate(mu: ParticleMeasure) -> Disintegration:

@@ -317,9 +317,7 @@ class Weights(NoNumber):
         causal: bool,
     ) -> Weights:
         """The attention weights between the atoms of μ."""
-        # Atoms without mass may be nowhere, behind x/|x| of padding for instance.
-        points, logs = mu.points.nan_to_num(0.0, 0.0, 0.0), mu.log_weights
-        positions, order = mu.positions, None
+        points, logs, positions, order = mu.points, mu.log_weights, mu.positions, None
         if (causal or kernel.reach < math.inf) and not _is_sorted(positions):
             assert positions is not None
             positions, order = positions.sort(dim=-1, stable=True)

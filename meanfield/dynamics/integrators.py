@@ -130,6 +130,7 @@ class Adaptive:
         """
         method, (time, end), taken, longest = tableau(self.method), interval, 0, _LONGER
         slope, spent = velocity(mu).points, 1
+        absent = mu.log_weights == -math.inf  # these may be anywhere
         if step is None:
             step, spent = self._first_size(method, velocity, mu, slope), 2
         while time < end:
@@ -143,8 +144,8 @@ class Adaptive:
             places, slopes, moved = stages(method, velocity, mu, size, slope)
             reached = mu.replace(velocity.constraint.retract(moved))
             last, spent = velocity(reached).points, spent + len(method.rows)
-            room = self._room(mu, reached)
-            error = size * self._error(method, (*slopes, last), room)
+            room = self._room(mu.points, reached.points)
+            error = size * self._error(method, (*slopes, last), room, absent)
             factor = _MARGIN * error ** (-1 / (method.order + 1)) if error else _LONGER
             if not error < 1:
                 step, longest = size * (factor if factor > _SHORTER else _SHORTER), 1.0
@@ -157,23 +158,25 @@ class Adaptive:
             yield Step(size, places, moved, time, reached, spent, step)
             mu, slope, spent, taken, longest = reached, last, 0, taken + 1, _LONGER
 
-    def _room(self, *measures: ParticleMeasure) -> Tensor:
-        """The error that a step may make at each particle, (..., n); any at one without mass."""
-        sizes = torch.stack([self._lengths(mu.points) for mu in measures])
-        absent = measures[0].log_weights == -math.inf
-        return (self.atol + self.rtol * sizes.amax(0)).masked_fill(absent, -1.0)
+    def _room(self, *points: Tensor) -> Tensor:
+        """The error that a step may make at each particle, (..., n)."""
+        sizes = torch.stack([self._lengths(x) for x in points])
+        return self.atol + self.rtol * sizes.amax(0)
 
-    def _error(self, method: Tableau, slopes: Sequence[Tensor], room: Tensor) -> float:
+    def _error(
+        self, method: Tableau, slopes: Sequence[Tensor], room: Tensor, absent: Tensor
+    ) -> float:
         """The largest error of a step of length 1, over what it may be."""
         zero = torch.zeros_like(slopes[0])
-        errors = [self._largest(stepped(zero, 1.0, row, slopes), room) for row in method.errors]
+        each = (stepped(zero, 1.0, row, slopes) for row in method.errors)
+        errors = [self._largest(one, room, absent) for one in each]
         if len(errors) == 1 or not errors[0]:
             return errors[0]
         # Of order 5, corrected by one of order 3: Hairer, Nørsett, Wanner, II.10.
         return errors[0] ** 2 / math.hypot(errors[0], 0.1 * errors[1])
 
-    def _largest(self, of: Tensor, room: Tensor) -> float:
-        return float(torch.where(room == -1.0, 0.0, self._lengths(of) / room).max())
+    def _largest(self, of: Tensor, room: Tensor, absent: Tensor) -> float:
+        return float((self._lengths(of) / room).masked_fill(absent, 0.0).max())
 
     def _lengths(self, of: Tensor) -> Tensor:
         try:
@@ -188,11 +191,12 @@ class Adaptive:
         self, method: Tableau, velocity: Velocity, mu: ParticleMeasure, slope: Tensor
     ) -> float:
         """As in Hairer, Nørsett, Wanner, Solving ODEs I, II.4; one evaluation of the velocity."""
-        room, x, v = self._room(mu), mu.points.detach(), slope.detach()
-        far, fast = self._largest(x, room), self._largest(v, room)
+        room, x, v = self._room(mu.points), mu.points.detach(), slope.detach()
+        absent = mu.log_weights == -math.inf
+        far, fast = (self._largest(of, room, absent) for of in (x, v))
         h = 1e-6 if min(far, fast) < 1e-5 else 0.01 * far / fast
         ahead = mu.replace(velocity.constraint.retract(x + h * v))
-        bend = self._largest(velocity(ahead).points - v, room) / h
+        bend = self._largest(velocity(ahead).points - v, room, absent) / h
         if max(fast, bend) <= 1e-15:
             return max(1e-6, 1e-3 * h)
         return min(100 * h, (0.01 / max(fast, bend)) ** (1 / (method.order + 1)))

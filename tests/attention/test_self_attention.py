@@ -383,3 +383,17 @@ def test_an_absent_atom_beside_a_very_light_first_one_changes_no_constant():
     mu = ParticleMeasure(points, log_weights=[-1500.0, 0.0, -math.inf])
     alone = ParticleMeasure(points[:2], log_weights=[-1500.0, 0.0])
     assert float(local_lipschitz(F, mu)) == pytest.approx(float(local_lipschitz(F, alone)))
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"causal": True}, {"kernel": kernels.window(0.3)}, {"normalization": sink(0.1)}],
+    ids=["plain", "masked", "window", "sink"],
+)
+def test_an_atom_with_mass_that_is_nowhere_gives_no_number(settings, bad):
+    F = SelfAttention(AttentionParameters.random(2, generator=0), **settings)
+    mu = ParticleMeasure.from_sequence(torch.randn(5, 2, dtype=torch.float64))
+    points = mu.points.clone()
+    points[1] = bad
+    assert F(mu.replace(points)).points[1].isnan().all()
