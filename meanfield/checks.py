@@ -305,8 +305,10 @@ def own_tensor(
             f"{name}: expected the dimensions {', '.join(dims)} of an array of xarray, got "
             f"{', '.join(names)}; rename them, or give its .values, whose axes go by place"
         )
+    import torch
+
     tensor = as_float_tensor(value, name, like=like)
-    if not hasattr(value, "layout"):  # no tensor: it is a copy
+    if not isinstance(value, torch.Tensor):  # it is a copy
         return tensor
     tensor = tensor.clone()
     if not tensor.requires_grad or is_traced(tensor):

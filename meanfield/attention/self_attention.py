@@ -223,7 +223,6 @@ class SelfAttention(Map):
             return self.parameters.requires_grad
         return super().asks_for_gradient(mu)
 
-    @without_autocast
     def largest_logits(self, mu: ParticleMeasure) -> Tensor:
         """max |s(xᵢ, xⱼ)| over the pairs of atoms that a head sees, ``(*batch, H)``."""
         self._check(mu)

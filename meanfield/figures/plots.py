@@ -14,8 +14,8 @@ from meanfield.errors import NoCases
 from meanfield.figures.canvas import FORMULA, figure, kind, ticks_at
 from meanfield.figures.charts import Chart, Curve, Formula, Key, Rows
 from meanfield.figures.curves import curve
-from meanfield.figures.selection import attribute, fits_of, levels, model_and_text, unless_nan
-from meanfield.results.cases import RESERVED
+from meanfield.figures.selection import attribute, fits_of, levels, model_and_text
+from meanfield.results.cases import RESERVED, unless_nan
 from meanfield.results.shapes import parameters_of
 
 if TYPE_CHECKING:

@@ -11,6 +11,7 @@ import xarray as xr
 
 from meanfield.errors import NoCases
 from meanfield.figures.canvas import colours
+from meanfield.results.cases import unless_nan
 
 
 def select(ds: xr.Dataset, **wanted: Any) -> xr.Dataset:
@@ -42,11 +43,6 @@ def attribute(ds: xr.Dataset, name: str) -> Any:
             "attributes with keep_attrs=True), or the run is older than the figure"
         )
     return ds.attrs[name]
-
-
-def unless_nan(value: Any) -> Any:
-    """The value of a parameter; None for NaN, which says that a case has none."""
-    return value if value == value else None
 
 
 def levels(ds: xr.Dataset, name: str) -> list[Any]:

@@ -75,19 +75,19 @@ class Particlewise(Map):
         """Block-diagonal; the blocks of absent atoms are 0."""
         check_geometry(geometry)
         push, pull = self.products(mu)
-        present = present_rows(mu)
+        present = present_rows(mu) > 0
         out_dim = self.out_dim or push(torch.zeros_like(mu.points)).shape[-1]
 
         @cache
         def matrices() -> Tensor:
             """Of the flattened batch."""
-            blocks = torch.where(present[..., None] > 0, self._blocks(push, mu), 0.0)
+            blocks = torch.where(present[..., None], self._blocks(push, mu), 0.0)
             return blocks.reshape(-1, *blocks.shape[-3:])
 
         atoms = LinearMap.of(
             mu.points,
-            lambda eps: torch.where(present > 0, push(eps), 0.0),
-            lambda zeta: torch.where(present > 0, pull(present * zeta), 0.0),
+            lambda eps: torch.where(present, push(eps), 0.0),
+            lambda zeta: torch.where(present, pull(present * zeta), 0.0),
             out_dim=out_dim,
             dense=lambda part: LinearMap.pointwise(matrices()[part]).to_dense(),
             blocks=lambda index: TokenBlocks(matrices()[index], metric=self.metric(mu, index)),

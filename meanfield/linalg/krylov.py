@@ -22,7 +22,7 @@ from meanfield.linalg.evidence import (
 )
 from meanfield.linalg.linear_map import LinearMap
 from meanfield.linalg.solvers import NormSolver
-from meanfield.linalg.upper_end import is_at_most, start_tangent, upper_end
+from meanfield.linalg.upper_end import is_at_most, per_share, start_tangent, upper_end
 from meanfield.linalg.vectors import normalised, random_vectors
 
 # Steps between two looks: each decomposes the small matrices, and waits for a device. At 64 atoms
@@ -35,7 +35,7 @@ _STEPS, _FEW = 4, 2**14
 _SLACK = 1.001
 # Starts whose share of the top direction is 1e-11 show it in double precision; rounding hides a
 # share below about 1e-12, and in single precision below about 1e-5. With what probability a start
-# has no more is the least that can be promised (see `start_tangent`).
+# has no more is the least that can be promised (see `per_share`).
 _MISS = {torch.float64: 1e-9, torch.float32: 1e-3}
 _HIDDEN = {torch.float64: 1e-12, torch.float32: 1e-5}
 # Entries of the small matrices of a batch that are decomposed at once (float64: 8 MiB).
@@ -102,8 +102,7 @@ def _iterated(
     )
     start = normalised(draw)[0]  # uniform on the sphere
     miss = _MISS[linear_map.dtype] if solver.miss is None else solver.miss
-    hidden = _HIDDEN[linear_map.dtype] * math.sqrt(2 * linear_map.columns / math.pi)
-    miss = min(max(miss, hidden), 1.0)
+    miss = min(max(miss, _HIDDEN[linear_map.dtype] * per_share(linear_map.columns)), 1.0)
     tangent = _SLACK * start_tangent(linear_map.columns, miss)
     room = 1 + ROUNDINGS * torch.finfo(linear_map.dtype).eps
     process = Bidiagonalisation(linear_map, start)

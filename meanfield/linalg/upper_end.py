@@ -134,5 +134,10 @@ def start_tangent(size: int, miss: float) -> float:
     """
     if size == 1:
         return 0.0
-    cosine = miss / max(1.0, math.sqrt(2 * (size - 1) / math.pi))
+    cosine = miss / per_share(size)
     return math.sqrt(1 - cosine**2) / cosine
+
+
+def per_share(size: int) -> float:
+    """The probability that |⟨r, v⟩| ≤ t is at most this times t, see `start_tangent`."""
+    return max(1.0, math.sqrt(2 * (size - 1) / math.pi))

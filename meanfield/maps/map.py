@@ -185,7 +185,6 @@ class Map(NoArithmetic, Hinted, ABC):
         """The derivative at μ, see `linearize`; by automatic differentiation if not overridden."""
         return linearize_by_autodiff(self, mu, geometry=geometry)
 
-    @without_autocast
     def largest_logits(self, mu: ParticleMeasure) -> Tensor:
         """The largest |score| at μ of each head of attention inside F, ``(*batch, heads)``.
 
@@ -217,7 +216,6 @@ class Map(NoArithmetic, Hinted, ABC):
             )
         return found
 
-    @without_autocast
     def ball_bounds(
         self, mu: ParticleMeasure, radii: Tensor | float, *, splitting: bool = True
     ) -> BallBounds:

@@ -101,6 +101,11 @@ class Labels:
         return xr.Dataset(data, coords=coords, attrs=attrs)
 
 
+def unless_nan(value: Any) -> Any:
+    """The value of a parameter; None for NaN, which says that a case has none."""
+    return value if value == value else None
+
+
 def answered(ds: xr.Dataset) -> xr.Dataset:
     """The cases that have an answer, neither pending nor failed; all of what is no sweep."""
     status = ds.variables.get("status")

@@ -10,6 +10,7 @@ import xarray as xr
 
 from meanfield.checks import describe
 from meanfield.habits import with_hints
+from meanfield.results.cases import unless_nan
 
 
 def as_dataset(ds: object) -> xr.Dataset:
@@ -73,8 +74,7 @@ def to_cube(ds: xr.Dataset, *, parameters: Sequence[str] | None = None) -> xr.Da
 def _levels(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The different values in order of appearance, and for each case the index of its value."""
     places: dict[object, int] = {}
-    # NaN, which marks absence, is one level although no NaN equals another.
-    levels = [None if value != value else value for value in values.tolist()]
+    levels = map(unless_nan, values.tolist())
     codes = np.array([places.setdefault(level, len(places)) for level in levels])
     return np.array(list(places), dtype=values.dtype), codes
 

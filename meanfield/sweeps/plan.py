@@ -27,7 +27,7 @@ import numpy as np
 
 from meanfield.checks import describe, name_of
 from meanfield.results import Variable
-from meanfield.results.cases import RESERVED, Labels
+from meanfield.results.cases import RESERVED, Labels, unless_nan
 from meanfield.results.encoding import check_attrs
 from meanfield.results.provenance import provenance
 from meanfield.results.store import SCHEMA
@@ -219,7 +219,7 @@ class SweepPlan:
 def shown_grid(columns: Mapping[str, np.ndarray]) -> dict[str, Any]:
     """The values of parameters and the number of cases for the provenance; None is absence."""
     values = {
-        name: [None if value == "" or value != value else value for value in of.tolist()]
+        name: [None if value == "" else unless_nan(value) for value in of.tolist()]
         for name, of in columns.items()
     }
     grid = {name: _plain(list(dict.fromkeys(of))) for name, of in values.items()}
