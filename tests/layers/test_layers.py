@@ -319,10 +319,7 @@ def test_an_atom_without_mass_that_a_map_sends_nowhere_is_still_absent():
     norm = Pointwise(lambda y: y / y.norm(dim=-1, keepdim=True))
     F = Chain([norm, SelfAttention(AttentionParameters.random(2, generator=0))])
     mu = ParticleMeasure(x)
-    assert norm(padded).points[3].tolist() == [
-        0.0,
-        0.0,
-    ]  # and no NaN, which attention would spread
+    assert not norm(padded).points[3].any()  # no NaN for attention to spread
     torch.testing.assert_close(F(padded).points[:3], F(mu).points)
     for G in (F, norm, lambda nu: nu.replace(nu.points / nu.points.norm(dim=-1, keepdim=True))):
         found, alone = (float(local_lipschitz(G, nu)) for nu in (padded, mu))

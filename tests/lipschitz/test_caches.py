@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import mpmath
 import numpy as np
 import pytest
 import torch
@@ -318,12 +319,29 @@ def test_scores_beyond_the_number_range_are_refused_and_not_0():
 
 @pytest.mark.parametrize("shift", [0.0, 1e3, 1e8])
 def test_rounding_of_log_weights_with_a_common_shift_is_counted(shift):
+    """Beside the change in sixty digits, for the numbers as they are stored."""
     g = torch.Generator().manual_seed(0)
-    keys, values = torch.randn(2, 6, 2, dtype=torch.float64, generator=g)
-    counts = torch.randn(6, dtype=torch.float64, generator=g)
-    query = torch.randn(1, 2, dtype=torch.float64, generator=g)
-    one, other = (
-        cache_error(query, (keys, values), (keys, values), log_weights=counts + s)
-        for s in (0.0, shift)
-    )
-    assert float(other.value) >= float(one.gap)
+    for _ in range(10):
+        query, keys, values, steps, more = (
+            torch.randn(n, 2, dtype=torch.float64, generator=g) for n in (1, 3, 3, 3, 3)
+        )
+        other = keys + 0.01 * steps, values + 0.01 * more
+        logs = torch.randn(3, dtype=torch.float64, generator=g) + shift
+        found = cache_error(query, (keys, values), other, log_weights=logs)
+        with mpmath.workdps(60):
+            first, second = (
+                exact_average(query[0], *cache, each)
+                for cache, each in (((keys, values), torch.zeros(3)), (other, logs))
+            )
+            change = mpmath.sqrt(sum((x - y) ** 2 for x, y in zip(first, second, strict=True)))
+            assert change <= mpmath.mpf(float(found.value))
+
+
+def exact_average(query, keys, values, logs):
+    scale = mpmath.mpf(len(query) ** -0.5)
+    scores = [
+        scale * mpmath.fdot(query.tolist(), key) + mpmath.mpf(log)
+        for key, log in zip(keys.tolist(), logs.tolist(), strict=True)
+    ]
+    shares = [mpmath.exp(score - max(scores)) for score in scores]
+    return [mpmath.fdot(shares, column) / sum(shares) for column in values.T.tolist()]
