@@ -154,7 +154,7 @@ def _assembled(
     values = {v.name: np.stack([record[v.name] for record in records]) for v in variables}
     for name, (meaning, tensor) in fixed.items():
         variables.append(Variable(name, meaning, dims=(*case, "particle"), dtype=kind))
-        values[name] = to_host(tensor).copy()  # the measure keeps its own
+        values[name] = to_host(tensor)
     if case:  # batch axes in one
         depth = len(mu.batch_shape)
         for v in variables[1:]:

@@ -453,3 +453,17 @@ def test_sinkhorn_of_a_very_light_atom_has_the_derivative_of_a_light_one(geometr
         for log in (-1500.0, -900.0)
     ]
     torch.testing.assert_close(*(each.atoms.to_dense() for each in at))
+
+
+def test_sinkhorn_has_a_gradient_in_log_weights_alone():
+    par = AttentionParameters.random(2, generator=0)
+    F, x = SelfAttention(par, normalization=normalizations.sinkhorn()), torch.randn(5, 2).double()
+
+    def loss(t):
+        return (F(ParticleMeasure(x, log_weights=t.log_softmax(-1))).points ** 2).sum()
+
+    t, way = torch.randn(2, 5, dtype=torch.float64)
+    (gradient,) = torch.autograd.grad(loss(t.requires_grad_()), t)
+    t = t.detach()
+    quotient = (loss(t + 1e-6 * way) - loss(t - 1e-6 * way)) / 2e-6
+    torch.testing.assert_close(gradient @ way, quotient, rtol=1e-6, atol=1e-9)

@@ -396,4 +396,11 @@ def test_an_atom_with_mass_that_is_nowhere_gives_no_number(settings, bad):
     mu = ParticleMeasure.from_sequence(torch.randn(5, 2, dtype=torch.float64))
     points = mu.points.clone()
     points[1] = bad
-    assert F(mu.replace(points)).points[1].isnan().all()
+    nu = mu.replace(points)
+    assert F(nu).points[1].isnan().all() and F.largest_logits(nu).isnan().all()
+
+
+def test_an_absent_atom_whose_scores_overflow_takes_no_attention():
+    F = SelfAttention(AttentionParameters.from_bilinear([[1.0]], [[1.0]]))
+    mu = ParticleMeasure([[100.0], [50.0], [1e307]], weights=[0.5, 0.5, 0.0])
+    torch.testing.assert_close(F(mu).points[:2], F(ParticleMeasure([[100.0], [50.0]])).points)

@@ -430,3 +430,20 @@ def test_positions_have_a_derivative_under_a_position_bias_at_any_size(monkeypat
         )
     torch.testing.assert_close(*found)
     assert float(found[0].abs().max()) > 1e-3
+
+
+def test_a_sink_has_its_derivative_behind_one_in_points(monkeypatch):
+    """An outer level of torch.func, which inside of an inner one is wrapped."""
+    mu = ParticleMeasure.from_sequence(torch.randn(12, 2, dtype=F64))
+    par, found = AttentionParameters.random(2, generator=0), []
+
+    def slope(t):
+        F = SelfAttention(par, normalization=normalizations.sink(t))
+        inner = torch.func.grad(lambda x: (F(mu.replace(x)).points ** 2).sum())
+        return inner(mu.points).square().sum()
+
+    for few in (2**16, 0):
+        monkeypatch.setattr(streaming, "_FEW_ENTRIES", few)
+        found.append(torch.func.grad(slope)(torch.tensor(0.7, dtype=F64)))
+    torch.testing.assert_close(*found)
+    assert float(found[0].abs()) > 1e-3

@@ -324,6 +324,9 @@ def test_an_atom_without_mass_that_a_map_sends_nowhere_is_still_absent():
     for G in (F, norm, lambda nu: nu.replace(nu.points / nu.points.norm(dim=-1, keepdim=True))):
         found, alone = (float(local_lipschitz(G, nu)) for nu in (padded, mu))
         assert found == pytest.approx(alone, rel=1e-9)
+        J, zeta = linearize(G, padded).atoms, torch.randn(4, 2, dtype=torch.float64)
+        assert J.matvec(zeta).isfinite().all() and J.rmatvec(zeta).isfinite().all()
+        assert not J.rmatvec(zeta)[3].any()
     assert float(norm.local_upper(padded)) == pytest.approx(float(norm.local_upper(mu)))
     at, alone = (nu if nu is mu else norm(nu) for nu in (padded, mu))
     assert float(F.maps[1].largest_logits(at)) == pytest.approx(

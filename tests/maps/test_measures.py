@@ -393,3 +393,8 @@ def test_arrays_given_to_layers_are_copied():
         array += 5.0
     for F, image in zip(maps, before, strict=True):
         assert torch.equal(F(mu).points, image)
+
+
+def test_an_image_that_is_no_number_stays_none_where_there_is_mass():
+    mu = ParticleMeasure([[1.0], [-1.0], [-2.0]], weights=[0.5, 0.5, 0.0])
+    assert pushforward(torch.log, mu).points.isnan()[:, 0].tolist() == [False, True, False]

@@ -149,7 +149,7 @@ class NormalisedFeatures(FeatureTransform):
         largest = torch.as_tensor(gain, dtype=z.dtype, device=z.device).abs()
         largest = largest.amax((-2, -1))[..., None] if largest.ndim > 1 else largest.max()
         length = 1 / self._inverse_length(z)[..., 0]
-        if not self.eps:
+        if not self.eps:  # there the direction jumps, and what comes of it is ∞ or no number
             length = torch.where((z == 0).all(-1), 0.0, length)
         step, slope = (t / (unit * root) for t in (before.moved, before.steepest))
         eps_root = length.new_tensor(math.sqrt(self.eps))
@@ -157,14 +157,13 @@ class NormalisedFeatures(FeatureTransform):
         least = torch.hypot(inside.clamp_min(0), eps_root)
         least = torch.where(step > 0, least, length)
         # In the unit of lengths a slope is that of z/σ, which has length √k or 1 at most.
-        steepest = torch.where(least > 0, largest * root * slope / least, math.inf)
+        steepest = largest * root * slope / least
         fixed = 2 / math.sqrt(3) * step / length / (length - step)
         bent = torch.where(step < length, fixed, math.inf).minimum(1 / length + 1 / least)
         bent = torch.where(step > 0, bent, 0.0)
         turned = (
             largest * root * slope * bent + largest * root * before.bent / (unit * root) / least
         )
-        turned = torch.where(least > 0, turned, math.inf)
         moved = (largest * root * step / least).minimum(2 * largest * root)
         return Motion(torch.where(step > 0, moved, 0.0), steepest, turned)
 
