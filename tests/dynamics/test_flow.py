@@ -484,12 +484,13 @@ def test_a_velocity_that_is_no_number_ends_the_flow(move):
 
 @pytest.mark.parametrize("settings", [{}, {"method": "rk4", "step": 0.1}], ids=["adaptive", "rk4"])
 def test_an_atom_without_mass_neither_shortens_nor_stops_a_flow(settings):
-    F = attention(torch.tensor([[2.0]]).double(), torch.tensor([[1.0]]).double())
-    ends = []
-    for points, weights in (([[0.0], [1.0], [1e300]], [0.5, 0.5, 0.0]), ([[0.0], [1.0]], None)):
-        mu = ParticleMeasure(points, weights=weights)
-        ends.append(dynamics.flow(F, mu, [0.0, 1.0], **settings).points.values[-1, :2])
-    np.testing.assert_allclose(*ends, rtol=1e-6)
+    layer = attention(torch.tensor([[2.0]]).double(), torch.tensor([[1.0]]).double())
+    for F, far in ((layer, 1e300), (lambda nu: nu.replace(3 * nu.points), 1e308)):
+        ends = []
+        for points, weights in (([[0.0], [1.0], [far]], [0.5, 0.5, 0.0]), ([[0.0], [1.0]], None)):
+            mu = ParticleMeasure(points, weights=weights)
+            ends.append(dynamics.flow(F, mu, [0.0, 1.0], **settings).points.values[-1, :2])
+        np.testing.assert_allclose(*ends, rtol=1e-6)
     A = torch.eye(1, dtype=torch.float64)
     far = ParticleMeasure([[0.0], [1.0], [1e250]], weights=[0.5, 0.5, 0.0])
     near = ParticleMeasure([[0.0], [1.0]])
