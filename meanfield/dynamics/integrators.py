@@ -16,7 +16,7 @@ from meanfield.dynamics.schemes import ADAPTIVE, FIXED, Tableau, stages, stepped
 from meanfield.errors import ConvergenceError
 from meanfield.habits import with_hints
 from meanfield.linalg.vectors import lengths
-from meanfield.measures import ParticleMeasure, present_points
+from meanfield.measures import ParticleMeasure
 
 _TINY_RTOL = 1e-13  # below it the error estimate of a step in float64 is rounding
 # The next step is longer or shorter than the last by these factors at most, and that of the
@@ -150,7 +150,7 @@ class Adaptive:
             if not error < 1:
                 step, longest = size * (factor if factor > _SHORTER else _SHORTER), 1.0
                 if not step >= least:  # NaN too
-                    raise self._stuck(time, reached)
+                    raise self._stuck(time, reached.points)
                 continue
             # The end of the interval may have cut this step short: go on with the longer one.
             step = max(size * min(factor, longest), step if size < step else 0.0)
@@ -201,8 +201,8 @@ class Adaptive:
             return max(1e-6, 1e-3 * h)
         return min(100 * h, (0.01 / max(fast, bend)) ** (1 / (method.order + 1)))
 
-    def _stuck(self, time: float, reached: ParticleMeasure) -> Exception:
-        if not bool(present_points(reached).isfinite().all()):
+    def _stuck(self, time: float, reached: Tensor) -> Exception:
+        if not bool(reached.isfinite().all()):
             return out_of_range(reached.dtype, time)
         return ConvergenceError(
             f"{self.method}: no step of relative error {self.rtol:g} at t = {time:g}: it would be "
