@@ -311,8 +311,10 @@ class AttentionTangent:
 
     def _most(self, block: Block) -> Tensor | None:
         """ĵ of the rows of a block, counted from its first column."""
-        most = self.rows.most
-        return None if most is None else most[:, block.rows] - block.columns.start
+        most, first = self.rows.most, block.columns.start
+        if most is None:
+            return None
+        return most[:, block.rows] - first if first else most[:, block.rows]
 
     @torch.no_grad()
     def rmatvec(self, covector: Tensor, *, keys: bool = True) -> Tensor:
