@@ -470,7 +470,7 @@ def close_pairs(points: Tensor, scale: float) -> Iterator[tuple[Tensor, Tensor]]
     size = max(1, at_once(_BLOCK, points.device) // max(len(points), 1))
     # In a power of two near the scale, squares of gaps near it stay in the number range.
     kind, largest = torch.finfo(points.dtype), float(points.detach().abs().max())
-    least = max(scale, largest / kind.max**0.4, kind.tiny)
+    least = max(scale, 4 * (largest / kind.max), kind.tiny)
     unit = math.ldexp(1.0, math.frexp(least)[1] - 1)
     points, scale = points / unit, scale / unit
     for start in range(0, len(points), size):

@@ -249,6 +249,14 @@ def test_merging_within_a_distance_keeps_the_mean():
     torch.testing.assert_close(merged.mean(), mu.mean())
 
 
+@pytest.mark.parametrize(("far", "dtype"), [(1e300, F64), (1e307, F64), (3e38, torch.float32)])
+def test_an_atom_far_away_does_not_join_those_that_are_apart(far, dtype):
+    points = torch.tensor([[0.0], [1.0], [1.0 + 1e-5], [far], [far]], dtype=dtype)
+    merged = merge(ParticleMeasure(points), atol=1e-4)
+    assert merged.points[:, 0].tolist() == pytest.approx([0.0, 1.0, float(points[3])], rel=1e-5)
+    assert merged.weights.tolist() == pytest.approx([0.2, 0.4, 0.4])
+
+
 @pytest.mark.parametrize("block", [measures._BLOCK, 100])
 def test_a_chain_of_short_steps_is_one_atom_whatever_the_blocks(monkeypatch, block):
     monkeypatch.setattr(measures, "_BLOCK", block)
