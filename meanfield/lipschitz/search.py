@@ -23,6 +23,7 @@ _LIGHTEST = -1300.0
 
 
 @with_hints
+@torch.inference_mode(False)  # it needs gradients wherever it is called
 def worst_case(
     F: MeasureMap,
     radius: float,

@@ -62,9 +62,10 @@ def test_a_derivative_that_looks_at_no_point_is_searched():
     assert float(constant) == pytest.approx(1.0, rel=1e-12)
 
 
-def test_the_search_needs_no_gradients_of_its_caller():
+@pytest.mark.parametrize("without", [torch.no_grad, torch.inference_mode])
+def test_the_search_needs_no_gradients_of_its_caller(without):
     F = SelfAttention(AttentionParameters.from_bilinear([[-1.0]], [[1.0]]))
-    with torch.no_grad():
+    with without():
         _, constant = worst_case(F, 1.0, **FAST)
     assert float(constant) == float(worst_case(F, 1.0, **FAST)[1])
 
