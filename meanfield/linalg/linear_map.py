@@ -72,6 +72,13 @@ class LinearMap:
     dense: Callable[[slice], Tensor] | None = None
     blocks: Callable[[int], TokenBlocks | None] | None = None
 
+    def __post_init__(self) -> None:
+        if self.dtype not in (torch.float32, torch.float64):
+            raise TypeError(
+                f"LinearMap: expected dtype torch.float32 or torch.float64, got {self.dtype}; "
+                "convert with .double()"
+            )
+
     def __repr__(self) -> str:
         batch = f", batch_shape={tuple(self.batch_shape)}" if self.batch_shape else ""
         kind = str(self.dtype).removeprefix("torch.")
@@ -153,6 +160,10 @@ class LinearMap:
     @classmethod
     def pointwise(cls, matrices: Tensor) -> LinearMap:
         """εᵢ ↦ Bᵢεᵢ: block-diagonal, with one matrix per particle, ``(*batch, n, e, d)``."""
+        if not isinstance(matrices, Tensor) or matrices.ndim < 3:
+            raise TypeError(
+                f"matrices: expected a tensor (..., n, e, d), got {describe(matrices)}"
+            )
         n, e, d = matrices.shape[-3:]
 
         def product(blocks: Tensor) -> Callable[[Tensor], Tensor]:

@@ -183,6 +183,8 @@ def test_a_misspelt_name_is_answered_with_the_nearest():
         ("lipschitz.worst_case(F, 1.0, n=3)", "; n_atoms="),
         ("layers.Residual(F, dropout=0.1)", "Residual: expected some of map, scale, got dropout="),
         ("np.mean(mu)", "expected numbers, got a ParticleMeasure; take mu.points"),
+        ("linalg.LinearMap.pointwise(torch.eye(3))", r"\(..., n, e, d\), got Tensor of shape"),
+        ("linalg.LinearMap.pointwise(torch.ones(2, 3, 3).half())", "float64, got torch.float16"),
         ("linalg.LinearMap.diagonal(torch.ones(2))", r"tensor \(..., n, d\), got Tensor of shape"),
         ("solve_w2(x, y) + 'a'", "unsupported operand type.*'TransportResult' and 'str'"),
         ("linalg.Lanczos(tol=1e-3)", "Lanczos: expected some of max_steps, miss, generator"),
