@@ -9,9 +9,10 @@ import sys
 import numpy as np
 import pytest
 import torch
+from scipy.optimize import linear_sum_assignment
 
 from meanfield.measures import ParticleMeasure
-from meanfield.transport import solve_w2, w2
+from meanfield.transport import solve_w2, solve_wp, w2
 from meanfield.transport.plans import core, exact, formulas
 from meanfield.transport.problem import Problem
 
@@ -59,6 +60,44 @@ def test_the_fallback_without_the_compiled_core_gives_the_same(
     with_core = solve_w2(x, y)
     monkeypatch.setattr(exact, "compiled_core", lambda: None)
     torch.testing.assert_close(solve_w2(x, y).value, with_core.value, rtol=1e-13, atol=0)
+
+
+WIDE = {
+    "normal": lambda rng: rng.normal(size=(2, 120, 16)),
+    "shifted": lambda rng: rng.normal(size=(2, 120, 16)) + np.array([0.0, 5.0])[:, None, None],
+    "many ties": lambda rng: rng.integers(0, 3, size=(2, 120, 8)).astype(float),
+}
+
+
+@pytest.mark.parametrize("name", WIDE)
+@pytest.mark.parametrize("p", [1, 2, 3])
+def test_uniform_clouds_in_many_dimensions_are_assigned(name: str, p: int) -> None:
+    x, y = WIDE[name](np.random.default_rng(0))
+    costs = np.linalg.norm(x[:, None] - y, axis=-1) ** p
+    truth = costs[linear_sum_assignment(costs)].mean() ** (1 / p)
+    found = solve_wp(x, y, p)
+    assert found.method == "assignment"
+    assert float(found.value) == pytest.approx(truth, rel=1e-12)
+    assert float(found.relative_width) < 1e-11
+    f, g = found.potentials
+    assert (f[:, None] + g - costs).max() < 1e-12 * costs.max()
+    assert (f + g).mean() == pytest.approx(truth**p, rel=1e-11)
+    if p == 2:
+        assert solve_w2(x, y, method="simplex").method == "simplex"
+        assert solve_w2(np.stack([x, x]), np.stack([y, x])).method == "identity + assignment"
+
+
+@pytest.mark.parametrize("sizes", [[7, 12, 40, 80], [80]])
+def test_potentials_of_permutations_reach_along_chains(sizes: list[int]) -> None:
+    """A chain of s atoms moves along by one, and the others of 80 stay: s steps prove it."""
+    places = 10.0 * np.arange(80)
+    y = np.stack([np.where(places < 10 * s, places + 6, places) for s in sizes])
+    costs = (places[:, None] - y[:, None, :]) ** 2
+    sigma, g = exact.assignments(costs)
+    f = (costs - g[:, None, :]).min(-1)
+    np.testing.assert_array_equal(sigma, np.broadcast_to(np.arange(80), y.shape))
+    matched = np.take_along_axis(costs, sigma[..., None], -1)[..., 0]
+    np.testing.assert_allclose(f.sum(1) + g.sum(1), matched.sum(1), rtol=1e-12)
 
 
 def test_the_core_is_loaded_without_the_package_and_leaves_nothing_behind() -> None:
