@@ -28,9 +28,10 @@ _FORD_ROUNDS, _FORD_GAP = 400, 1e-13
 # Uniform batches by assignments: with 10 and 30 atoms in half the time of the simplex, with 50 in
 # nine tenths. Their potentials cost a few problems more than the simplex does.
 _ASSIGNED, _FEW = 32, 16
-# So are single uniform problems from so many dimensions and atoms on: normal clouds in a third to
-# a half of the time (n = 150, 300, 1,000), clusters in the same; in the plane in up to six times.
-_WIDE, _MANY = 8, 100
+# So are single uniform problems from so many dimensions on, with so many atoms: normal clouds in a
+# third to a half of the time (n = 150, 300, 1,000), clusters in the same; in the plane, and far
+# beyond a thousand atoms, in up to six times.
+_WIDE, _MANY = 8, range(100, 1101)
 
 
 def solve_dense(problem: Problem, *, rtol: float, by_simplex: bool = False) -> Interval:
@@ -50,7 +51,7 @@ def solve_dense(problem: Problem, *, rtol: float, by_simplex: bool = False) -> I
         is_near = (costs.diagonal(axis1=1, axis2=2) <= costs.min(2)).all(-1) & problem.is_paired
     is_uniform = n == m and (a == a[:, :1]).all() and (b == b[:, :1]).all()
     is_many = len(costs) >= _FEW and n <= _ASSIGNED
-    is_wide = problem.dim >= _WIDE and n >= _MANY
+    is_wide = problem.dim >= _WIDE and n in _MANY
     todo, g = ~is_near, np.zeros_like(b)
     those = slice(None) if todo.all() else todo
     if is_uniform and (is_many or is_wide) and not by_simplex:
