@@ -10,6 +10,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("MPLBACKEND", "Agg")
+# A second thread of NumPy and SciPy waits in a loop; `set_num_threads` of torch does not reach it.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 settings.register_profile(
     "default",
     derandomize=True,
