@@ -503,13 +503,22 @@ def test_the_search_climbs_and_stays_in_the_ball():
     assert float(constant) > 1.01 * float(local_lipschitz(F, mu, geometry="euclidean"))
 
 
-def test_the_script_on_worst_inputs_finds_the_root_of_n_and_its_search_worse_ones():
+@pytest.fixture
+def worst_inputs(monkeypatch):
+    """What the script on worst inputs runs, on layers of GPT-2 that are narrower."""
     pytest.importorskip("transformers")
+    load, narrow = pretrained.load, {"n_embd": 96, "vocab_size": 40}
+    monkeypatch.setattr(
+        pretrained, "load", lambda name, config, **how: load(name, config=config | narrow, **how)
+    )
     script = Path(__file__).parents[2] / "examples" / "08_adversarial.py"
-    names = runpy.run_path(str(script), run_name="imported")
+    return runpy.run_path(str(script), run_name="imported")["run"]
+
+
+def test_the_script_on_worst_inputs_finds_the_root_of_n_and_its_search_worse_ones(worst_inputs):
     fixed = {"number": 1, "depth": 2, "search_tokens": (6,), "search_steps": 5}
     grid = {"head": [0, 1], "radius": [100.0], "n_tokens": [2, 4, 6, 8, 18]}
-    ds = names["run"](grid, fixed, progress=False)
+    ds = worst_inputs(grid, fixed, progress=False)
     assert (ds.status == 1).all()
     found = ds.isel(case=np.flatnonzero(ds.n_tokens.values == 6))
     assert bool((found.searched >= found.constant).all())
@@ -523,12 +532,10 @@ def test_the_script_on_worst_inputs_finds_the_root_of_n_and_its_search_worse_one
     assert fits.fit_exponent.values == pytest.approx(np.full(2, 0.5), abs=0.02)
 
 
-def test_a_head_that_failed_is_not_the_worst():
-    pytest.importorskip("transformers")
-    script = Path(__file__).parents[2] / "examples" / "08_adversarial.py"
+def test_a_head_that_failed_is_not_the_worst(worst_inputs):
     fixed = {"number": 0, "depth": 1, "search_tokens": (), "search_steps": 0}
     grid = {"head": [0, 12], "radius": [1.0], "n_tokens": [2, 3]}  # there are twelve, from 0
-    ds = runpy.run_path(str(script), run_name="imported")["run"](grid, fixed, progress=False)
+    ds = worst_inputs(grid, fixed, progress=False)
     assert set(ds["head"].values[ds.status.values == 3]) == {12}
     assert ds.attrs["best_head"] == 0
 
