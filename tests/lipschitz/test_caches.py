@@ -11,13 +11,9 @@ import torch
 
 from meanfield.lipschitz import cache_error
 from meanfield.lipschitz.remainders import _LOG_EXCESS, Side, Tokens, moved
+from tests.maps.small_maps import F64, draw
 
-F64 = torch.float64
 K, V = 4, 3
-
-
-def draw(*shape, seed=0):
-    return torch.randn(*shape, dtype=F64, generator=torch.Generator().manual_seed(seed))
 
 
 def output(q, keys, values, logs=0.0, sink=None, scale=1.0):

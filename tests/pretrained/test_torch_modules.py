@@ -12,13 +12,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, pretrained, pushforward
 from meanfield.lipschitz import local_lipschitz
 from meanfield.maps import linearize
+from tests.maps.small_maps import draw
 
 N, D = 5, 12
-
-
-def draw(*shape, seed=0, dtype=torch.float64):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
 
 
 def randomised(module, dtype=torch.float64):

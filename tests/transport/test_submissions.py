@@ -28,12 +28,6 @@ def solved(p: KnownProblem):
     return solve_wp((p.x, p.a), (p.y, p.b), p.order)
 
 
-def agrees(p: KnownProblem) -> None:
-    found, apart = solved(p), 1e-14 * p.upper  # logarithms of another machine
-    assert p.lower <= p.upper <= p.lower * (1 + 1e-9)
-    assert float(found.lower) <= p.upper + apart and p.lower <= float(found.upper) + apart
-
-
 def test_the_set_has_every_recipe_from_sixty_atoms_to_a_million():
     kinds, sizes, dims = zip(*(name.rsplit("-", 2) for name in known_names()), strict=True)
     assert {*kinds} == {*RECIPES} == {name.rsplit("-", 2)[0] for name in SMALL}
@@ -44,15 +38,17 @@ def test_the_set_has_every_recipe_from_sixty_atoms_to_a_million():
         assert abs(p.a.sum() - 1) < 1e-12 and abs(p.b.sum() - 1) < 1e-12
 
 
-@pytest.mark.parametrize("name", SMALL + MIDDLE)
+LARGE = sorted({*known_names()} - {*SMALL, *MIDDLE})
+
+
+@pytest.mark.parametrize(
+    "name", [*SMALL, *MIDDLE, *(pytest.param(name, marks=pytest.mark.slow) for name in LARGE)]
+)
 def test_known_distances_are_found_again(name):
-    agrees(known_problem(name))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", sorted({*known_names()} - {*SMALL, *MIDDLE}))
-def test_large_known_distances_are_found_again(name):
-    agrees(known_problem(name))
+    p = known_problem(name)
+    found, apart = solved(p), 1e-14 * p.upper  # logarithms of another machine
+    assert p.lower <= p.upper <= p.lower * (1 + 1e-9)
+    assert float(found.lower) <= p.upper + apart and p.lower <= float(found.upper) + apart
 
 
 @pytest.mark.parametrize("name", SMALL)
