@@ -23,14 +23,11 @@ from meanfield.checks import (
 )
 from meanfield.errors import NoDerivativeError
 from meanfield.habits import with_hints
-from meanfield.layers.particlewise import Particlewise, Product, present_rows
+from meanfield.layers.particlewise import Particlewise, Product, above_rounding, present_rows
 from meanfield.linalg.vectors import units
 from meanfield.maps import BallBounds, expanded_radii
 from meanfield.maps.map import scaled_radii
 from meanfield.measures import ParticleMeasure
-
-# Norms are raised by this, relative, to stay above their rounding, or by 4 n eps if that is more.
-_ROUNDING = 1e-9
 
 
 class Activation(NamedTuple):
@@ -304,6 +301,6 @@ def _norm(matrix: Tensor) -> Tensor:
     """‖W‖₂ at most, from the smaller Gram matrix: a tenth of the time of an SVD."""
     wide = matrix if matrix.shape[-2] <= matrix.shape[-1] else matrix.mT
     unit = units(wide.flatten(-2))
-    wide, room = wide / unit[..., None], 4 * wide.shape[-1] * torch.finfo(wide.dtype).eps
+    wide = wide / unit[..., None]
     found = torch.linalg.eigvalsh(wide @ wide.mT)[..., -1].clamp_min(0).sqrt()
-    return (1 + max(_ROUNDING, room)) * unit[..., 0] * found
+    return above_rounding(unit[..., 0] * found, wide.shape[-1])

@@ -18,15 +18,15 @@ from meanfield.checks import (
     number,
 )
 from meanfield.habits import with_hints
-from meanfield.layers.particlewise import Particlewise, Product, present_rows
+from meanfield.layers.particlewise import Particlewise, Product, above_rounding, present_rows
 from meanfield.linalg.blocks import Metric
 from meanfield.linalg.vectors import units
 from meanfield.maps import BallBounds, expanded_radii
 from meanfield.maps.map import Gain, scaled_radii
 from meanfield.measures import ParticleMeasure
 
-# Upper bounds are raised by this, relative, to stay above the rounding of what they come from.
-_ROUNDING = 1e-9
+# Sums over features are made in a tree: their rounding is that of so many terms.
+_TERMS = 16
 
 
 class _Norm(Particlewise):
@@ -143,7 +143,7 @@ class _Norm(Particlewise):
 
     @property
     def _largest(self) -> Tensor:
-        return (1 + _ROUNDING) * self.weight.abs().max()
+        return above_rounding(self.weight.abs().max(), _TERMS)
 
     def _unit(self, mu: ParticleMeasure) -> tuple[Tensor, Tensor]:
         """x̂ ``(*batch, n, d)`` and the spread σ ``(*batch, n, 1)``."""

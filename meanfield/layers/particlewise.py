@@ -25,10 +25,13 @@ from meanfield.measures import ParticleMeasure, pushforward
 
 # Allowed difference between T of one particle alone and T of all: the order of sums may differ.
 _ALONE = {torch.float64: 1e-9, torch.float32: 1e-3}
-# Upper bounds are raised by this, relative, to stay above the rounding of what they come from.
-_ROUNDING = 1e-9
 # Entries of the images of unit vectors that are found at once (float64: 8 MiB).
 _UNIT_ENTRIES = 2**20
+
+
+def above_rounding(bounds: Tensor, terms: int) -> Tensor:
+    """Raised, relatively by 1e-9 or 4 k eps, above the rounding of a norm of k terms in a row."""
+    return (1 + max(1e-9, 4 * terms * torch.finfo(bounds.dtype).eps)) * bounds
 
 
 def present_rows(mu: ParticleMeasure) -> Tensor:
@@ -122,7 +125,7 @@ class Particlewise(Map):
     def local_upper(self, mu: ParticleMeasure) -> Tensor:
         """maxᵢ ‖Bᵢ‖, ``(*batch,)``: the constant itself, by factoring the blocks."""
         blocks = self.linearisation(mu).field.to_dense()
-        return (1 + _ROUNDING) * torch.linalg.matrix_norm(blocks, 2).amax(-1)
+        return above_rounding(torch.linalg.matrix_norm(blocks, 2).amax(-1), max(blocks.shape[-2:]))
 
 
 @with_hints

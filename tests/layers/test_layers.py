@@ -365,6 +365,21 @@ def test_bounds_in_single_precision_are_above_the_constant():
         assert float(whole) <= F.global_upper <= float(whole) * (1 + 1e-4)
 
 
+@pytest.mark.parametrize("dim", [3, 24, 200])
+@pytest.mark.parametrize("make", [LayerNorm, RMSNorm, lambda gain: Pointwise(torch.sin)])
+def test_of_one_map_in_two_precisions_the_single_one_has_the_larger_bound(make, dim):
+    for seed in range(30):
+        g = torch.Generator().manual_seed(seed)
+        gain, points = torch.rand(dim, generator=g) + 0.5, torch.randn(3, dim, generator=g)
+        single, exact = (
+            float(make(t[0]).local_upper(ParticleMeasure(t[1:])))
+            for t in (
+                torch.cat([gain[None], points]).to(kind) for kind in (torch.float32, torch.float64)
+            )
+        )
+        assert exact / (1 + 1e-8) <= single <= exact * (1 + 1e-3)
+
+
 def test_a_number_whose_gradient_would_be_lost_is_refused():
     learned = torch.tensor(0.5, dtype=torch.float64, requires_grad=True)
     for make in (
