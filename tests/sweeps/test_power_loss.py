@@ -93,6 +93,9 @@ class Recorder:
 
         return call
 
+    def getpid(self):
+        return 2**22 + 1  # of no process: after the loss the one that wrote is dead
+
     def open(self, path, flags, mode=0o777):
         descriptor = os.open(path, flags, mode)
         self.open_files[descriptor] = path
