@@ -25,6 +25,7 @@ _LONGEST = 200  # characters of a value that a message can still show; beyond th
 _READS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _WRITERS = {"append", "extend", "add", "update", "setdefault", "pop", "popitem", "clear"}
+_KNOWN = "known"  # in place of an owner
 _PLAIN = (str, int, float, complex, bytes, type(None))
 
 
@@ -85,6 +86,7 @@ class _Seen:
         self.carried, self.unknown = dict[str, Any](), dict[str, str]()
         self.source = dict[str, str]()
         self._local = dict[str, list[Any]]()  # functions and classes by their place
+        self._within: list[Any] = []  # those that are being looked through
         known = module in sys.modules  # else the function was made by `exec`
         self._scope = vars(sys.modules[module]) if known else inspect.unwrap(first).__globals__
 
@@ -93,18 +95,27 @@ class _Seen:
         named: list[Any] = []
         try:
             return canonical(value, name, named)
+        except RecursionError:
+            raise TypeError(f"{name}: expected data that do not hold themselves") from None
         finally:
             for each in named:
                 self.visit(each, f"{name}: ")
 
-    def take(self, name: str, value: Any, *, required: bool = True) -> None:
-        """Carry a value; one that cannot be compared is unknown if it is required."""
+    def take(self, name: str, value: Any, *, required: bool = True, warns: bool = False) -> None:
+        """Carry a value; one that cannot be compared is unknown if it is required.
+
+        A change of one that `warns` is told as a change of the source is.
+        """
         try:
             text = to_json(plain := self.plain(name, value))
-            self.carried[name] = plain if len(text) <= _LONGEST else {"digest": digest(text)}
         except TypeError:
             if required:
                 self.unknown[name] = type(value).__name__
+            return
+        if warns:
+            self.source[name] = digest(text)
+        else:
+            self.carried[name] = plain if len(text) <= _LONGEST else {"digest": digest(text)}
 
     def visit(self, value: Any, owner: str = "") -> None:
         """Look through a function or a class; `owner` stands before what it carries."""
@@ -122,37 +133,56 @@ class _Seen:
             first, *rest = value.__qualname__.split(".")
             at = functools.reduce(lambda x, n: getattr(x, n, None), rest, self._scope.get(first))
             at_top = getattr(at, "__func__", at) is value
+            if not at_top and (owner := self._numbered(value, owner)) == _KNOWN:
+                return
+            self._within.append(value)
             if at_top:
                 self.reach(first, _file_of(value))
             else:
-                owner = self._visit_local(value, owner)
+                self._visit_local(value, owner)
             # Of a function at the top of its module the source says what the others are.
             if isinstance(inspect.unwrap(value), FunctionType):
                 for name, one in inspect.signature(value).parameters.items():
                     if one.default is not one.empty:
                         self.take(f"{owner}default {name}", one.default, required=not at_top)
+            self._within.pop()
 
-    def _visit_local(self, value: Any, owner: str) -> str:
-        """What is defined inside of a function: its tree is that at its line.
+    def _numbered(self, value: Any, owner: str) -> str:
+        """The owner of what is defined inside of a function, numbered if it has others like it.
 
-        Back comes `owner`, with a number if others of this place were there before.
+        Of one that was there before its turn is carried, and nothing else.
         """
+        place = f"{owner}{_place_of(value)}"
+        came = self._local.setdefault(place, [])
+        known = [*self._within, *came]
+        came.append(value)
+        if any(one is value for one in known):  # it calls itself, or is one of several twice
+            first = (next(i for i, one in enumerate(known) if one is each) for each in came)
+            self.carried[f"{place}, in turn"] = [*first]
+            return _KNOWN
+        number = len({id(one) for one in came})
+        return f"{owner}{number}: " if number > 1 else owner
+
+    def _visit_local(self, value: Any, owner: str) -> None:
+        """Look through what is defined inside of a function: its tree is that at its line."""
         codes, file = _codes(value), _file_of(value)
-        place = codes[0].co_qualname if codes else value.__qualname__
-        same = self._local.setdefault(owner + place, [])
-        number = next((i for i, one in enumerate(same) if one is value), len(same))
-        same += [value] if number == len(same) else []
-        owner += f"{number + 1}: " if number else ""
-        if (place := owner + place) not in self.source:
-            nodes = (node for node in ast.walk(self._tree(file)) if _defines(node, value, codes))
-            self._note(place, nodes, value, codes, file)
-            for name, content in _closed_over(value):
-                if isinstance(content, (list, dict, set)):  # perhaps a cache: it warns
-                    text = to_json(self.plain(name, content))
-                    self.source[f"{owner}closure {name}"] = digest(text)
-                elif name not in _names_in(codes, ("STORE_DEREF",)):  # else it counts something
-                    self.take(f"{owner}closure {name}", content)
-        return owner
+        nodes = (node for node in ast.walk(self._tree(file)) if _defines(node, value, codes))
+        self._note(f"{owner}{_place_of(value)}", nodes, value, codes, file)
+        for name, content in _closed_over(value):
+            if isinstance(content, (list, dict, set)):  # perhaps a cache
+                self.take(f"{owner}closure {name}", content, warns=True)
+            elif name not in _rebound(codes):  # else it counts something
+                self.take(f"{owner}closure {name}", content)
+        if isinstance(value, type):
+            for base in value.__bases__:
+                self.visit(base, owner)
+            for name, member in vars(value).items():
+                functions = _functions(member)
+                # Not those that `dataclass` has made.
+                if any(f.__code__.co_qualname.startswith(value.__qualname__) for f in functions):
+                    self.visit(functions[0], f"{owner}{name}: ")
+                elif not functions and not name[0] == name[-1] == "_":
+                    self.take(f"{owner}attribute {name}", member, required=False)
 
     def reach(self, name: str, file: str) -> None:
         """Note what binds a name of the module."""
@@ -164,7 +194,7 @@ class _Seen:
             bound = _bound(self._tree(file)).get(name, [])
         if name in self.source or name.startswith("__") or not (bound or name in self._scope):
             return
-        codes = [compile(ast.Module([one], []), "", "exec", dont_inherit=True) for one in bound]
+        codes = [_compile(ast.Module([one], [])) for one in bound]
         self._note(name, bound, value, [*codes, *(_codes(value) if own else [])], file)
         # The same line may make another value: of an argument, of a file, of the turn of a loop.
         within = _changed_within(self._tree(file))
@@ -215,11 +245,18 @@ def _parsed(text: str) -> ast.Module:
     return ast.fix_missing_locations(tree)
 
 
+def _compile(source: str | ast.Module) -> CodeType:
+    """The code of a module or of a cell of a notebook, which may wait at its top."""
+    how: Any = {"flags": ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, "dont_inherit": True}
+    code: CodeType = compile(source, "", "exec", **how)
+    return code
+
+
 @functools.lru_cache(16)
 def _compiled(text: str) -> set[str]:
     """The bytecode of a module and of all that is defined in it."""
     try:
-        codes = [compile(text, "", "exec", dont_inherit=True)]
+        codes = [_compile(text)]
     except (SyntaxError, ValueError):
         return set()
     for code in codes:  # which grows
@@ -230,17 +267,18 @@ def _compiled(text: str) -> set[str]:
 @functools.lru_cache(16)
 def _changed_within(tree: ast.Module) -> set[str]:
     """The names of a module that its functions bind anew or write into: counters, caches."""
-    scopes = (node for node in ast.walk(tree) if isinstance(node, (*_SCOPES, ast.Lambda)))
-    nodes = [node for scope in scopes for node in ast.walk(scope)]
-    bound = {name for node in nodes if isinstance(node, ast.Global) for name in node.names}
-    parts = [node for node in nodes if isinstance(node, (ast.Subscript, ast.Attribute))]
-    written = (
+    functions = [c for c in _compile(tree).co_consts if isinstance(c, CodeType)]
+    read = _instructions(functions, ("LOAD_GLOBAL",))
+    places = {(one.positions.lineno, one.positions.col_offset) for one in read if one.positions}
+    written = {
         part.value.id
-        for part in parts
-        if isinstance(part.value, ast.Name)
+        for part in ast.walk(tree)
+        if isinstance(part, (ast.Subscript, ast.Attribute))
+        and isinstance(part.value, ast.Name)
+        and (part.value.lineno, part.value.col_offset) in places
         and (not isinstance(part.ctx, ast.Load) or getattr(part, "attr", "") in _WRITERS)
-    )
-    return bound.union(written)
+    }
+    return written | _names_in(functions, ("STORE_GLOBAL", "DELETE_GLOBAL"))
 
 
 @functools.lru_cache(16)
@@ -290,24 +328,43 @@ def _bytecode(code: CodeType) -> Any:
     return code.co_code, code.co_names, inner
 
 
+def _functions(value: Any) -> list[FunctionType]:
+    """A function and those that it wraps; of a property or a static method its own."""
+    value = value.fget if isinstance(value, property) else value
+    value = value.func if isinstance(value, functools.cached_property) else value
+    functions = []
+    while value is not None:
+        functions += [value] if isinstance(value, FunctionType) else []
+        value = getattr(value, "__wrapped__", None)
+    return functions
+
+
 def _codes(value: Any) -> list[CodeType]:
     """The code of a function and of those that it wraps, or of the methods of a class."""
-    codes = []
-    for each in vars(value).values() if isinstance(value, type) else (value,):
-        each = each.fget if isinstance(each, property) else each
-        each = each.func if isinstance(each, functools.cached_property) else each
-        while each is not None:
-            codes += [each.__code__] if isinstance(each, FunctionType) else []
-            each = getattr(each, "__wrapped__", None)
-    return codes
+    parts = vars(value).values() if isinstance(value, type) else (value,)
+    return [function.__code__ for part in parts for function in _functions(part)]
+
+
+def _instructions(codes: Iterable[CodeType], kinds: tuple[str, ...]) -> list[dis.Instruction]:
+    """The instructions of some kinds in codes and in those inside of them."""
+    codes = list(codes)
+    for code in codes:  # which grows
+        codes += [each for each in code.co_consts if isinstance(each, CodeType)]
+    return [s for code in codes for s in dis.get_instructions(code) if s.opname in kinds]
 
 
 def _names_in(codes: Iterable[CodeType], kinds: tuple[str, ...]) -> set[str]:
     """The names that codes, and those inside of them, read or write."""
+    return {str(one.argval) for one in _instructions(codes, kinds)}
+
+
+def _rebound(codes: Iterable[CodeType]) -> set[str]:
+    """The names that codes, and those inside of them, bind anew in what is around them."""
     found: set[str] = set()
     for code in codes:
-        found |= {str(s.argval) for s in dis.get_instructions(code) if s.opname in kinds}
-        found |= _names_in([c for c in code.co_consts if isinstance(c, CodeType)], kinds)
+        inner = [each for each in code.co_consts if isinstance(each, CodeType)]
+        own = {str(s.argval) for s in dis.get_instructions(code) if s.opname == "STORE_DEREF"}
+        found |= (own | _rebound(inner)) - {*code.co_cellvars}
     return found
 
 
@@ -317,6 +374,12 @@ def _closed_over(value: Any) -> Iterator[tuple[str, Any]]:
         for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
             with contextlib.suppress(ValueError):  # not bound yet
                 yield name, cell.cell_contents
+
+
+def _place_of(value: Any) -> str:
+    """Where a function or a class is defined; of a decorated one that is inside the decorator."""
+    codes = [] if isinstance(value, type) else _codes(value)
+    return next((code.co_qualname for code in codes), value.__qualname__)
 
 
 def _file_of(value: Any) -> str:

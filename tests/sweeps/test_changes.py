@@ -44,6 +44,22 @@ NET = (
     "torch.manual_seed(0)\n" + WITH_SETTING
 )
 MAKE = "def make(k):\n    def inner(x): return k * x\n    return inner\n" + WITH_SETTING
+AGAIN = MAKE.replace("k * x", "inner(x - 1) if x else k")
+MUTUAL = (
+    "def make(k):\n    def even(n): return odd(n - 1)\n    def odd(n): return k or even(n - 1)\n"
+    "    return even" + WITH_SETTING
+)
+CHAIN = (  # of two functions the second calls the first or itself
+    "def inner_of(it):\n    def inner(x): return it\n    return inner\n"
+    "def make(k):\n    first, second = inner_of(0), inner_of(0)\n"
+    "    first.__closure__[0].cell_contents = second\n"
+    "    second.__closure__[0].cell_contents = (first, second)[k]\n    return first" + WITH_SETTING
+)
+LOCAL = (
+    "from dataclasses import dataclass\nfrom functools import cached_property\n"
+    "def make(k):\n    class A:\n        identified_by = ()\n        {}\n    return A"
+    + WITH_SETTING
+).replace("{'y': x}", "{{'y': x}}") + "FIXED = {{'s': make(«2|3»){}}}"
 
 TURN = "import os, argparse\nTURN = os.stat(__file__).st_mtime\n"  # another in each run
 
@@ -68,6 +84,8 @@ WARNED = [
     ("K", TURN + ARRAYS + "K = np.full(3, TURN)" + F % "K[0] * x"),
     ("net", TURN + TORCH + "torch.manual_seed(int(TURN))\nnet = torch.nn.Linear(1, 1)"
             + F % "float(net(torch.tensor([x])))"),
+    ("K", TURN + "K = [TURN]\ndef other():\n    K = []\n    K.append(1)" + F % "K[0] * x"),
+    ("K", TURN + "K = {1: TURN}\ndef other(K):\n    K[1] = 2" + F % "K[1] * x"),
     ("np", "import numpy as np\nnp.mine = «2|3»" + F % "np.mine * x"),
     ("K", "(K := «2|3»)" + F % "K * x"),
     ("K", "K = {'a': lambda x: «2|3» * x}" + F % "K['a'](x)"),
@@ -156,6 +174,8 @@ WARNED = [
     ("<lambda>", WITH_SETTING + "FIXED = {'s': [\n    lambda x: x,\n    lambda x: «2|3» * x,\n]}"),
     ("Net", TORCH + "class Net(torch.nn.Module):\n    def forward(self, x): return «2|3» * x"
             + WITH_SETTING + "FIXED = {'s': torch.nn.Sequential(Net())}"),
+    ("Top", "class Top:\n    k = «2|3»\ndef make():\n    class A(Top): pass\n    return A"
+            + WITH_SETTING + "FIXED = {'s': make()}"),
     ("<lambda>", ATTENTION + "row = normalizations.RowWise(lambda s: s.softmax(«-1|-2»))\n"
      "FIXED = {'s': SelfAttention(params(1.0), normalization=row)}"),
 ]  # fmt: skip
@@ -228,6 +248,19 @@ REFUSED = [
                 + WITH_SETTING + "FIXED = {'s': A(«2|3»).f}"),
     ("s: 2: closure k", MAKE + "FIXED = {'s': [make(1), make(«2|3»)]}"),
     ("s: 2: closure k", MAKE + "FIXED = {'s': {'a': make(1), 'b': make(«2|3»)}}"),
+    ("inner, in turn", MAKE + "a, b = make(1), make(2)\nFIXED = {'s': [a, b, «a|b»]}"),
+    ("inner, in turn", MAKE + "a, b = make(1), make(2)\nFIXED = {'s': [a, «b, a|a, b»]}"),
+    ("s: closure k", AGAIN + "FIXED = {'s': make(«2|3»)}"),
+    ("s: closure odd: closure k", MUTUAL + "FIXED = {'s': make(«2|3»)}"),
+    ("closure it: inner_of.<locals>.inner, in turn", CHAIN + "FIXED = {'s': make(«0|1»)}"),
+    ("s: closure k", "def make(k):\n    def inner(x):\n        def g():\n            k = 1\n"
+                     "            return lambda: k\n        return k * x\n    return inner"
+                     + WITH_SETTING + "FIXED = {'s': make(«2|3»)}"),
+    *(("s: g: closure k", LOCAL.format(f"{wrap}\n        def g(self): return k", now))
+      for now in ("", "()") for wrap in ("", "@property", "@staticmethod", "@cached_property")),
+    ("s: g: default k", LOCAL.format("def g(self, k=k): return k", "")),
+    ("s: attribute a", LOCAL.format("a = k", "")),
+    ("s: attribute a", LOCAL.format("a = k", "()").replace("class A", "@dataclass\n    class A")),
     ("s: 2: default k", WITH_SETTING + "FIXED = {'s': [lambda k=1: k, lambda k=«2|3»: k]}"),
     ("argument s: 2: closure k", MAKE + "from functools import partial\n"
                                  "TASK = partial(f, s=[make(1), make(«2|3»)])"),
@@ -301,6 +334,16 @@ UNCHANGED = [
     "    @cached_property\n    def g(self): return 1\n    def f(self, x): return {'y': self.g}\n"
     "a = A(1)\nTASK = a.f\n«|a.g»",
     ATTENTION + "FIXED = {'s': SelfAttention(params(1.0))}",
+    AGAIN + "FIXED = {'s': [make(2), make(2)]}",
+    AGAIN.replace("inner(x - 1)", "again(x - 1)").replace("return inner", "again = partial(inner)"
+        "\n    return again") + "from functools import partial\nFIXED = {'s': make(2)}",
+    "def make():\n    def inner(x): return x\n    inner.__defaults__ = (inner,)\n    return inner"
+    + WITH_SETTING + "FIXED = {'s': make()}",
+    "import threading\ndef make(table): return lambda x: {'y': table}\n"
+    "TASK = make([threading.Lock()])",
+    LOCAL.format("a: object = object()\n        def g(self): return A", "()").replace("«2|3»", "2")
+    .replace("class A", "@dataclass\n    class A"),
+    LOCAL.format("", "").replace("«2|3»", "2").replace("class A:", "class A:\n        «'a'|'b'»"),
     NET + "FIXED = {'s': Net(Config(2))}",
     NET + "net = Net(object())\nnet.k = [net, net.forward]\nFIXED = {'s': net}",
     TORCH + "torch.manual_seed(0)" + WITH_SETTING

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import asyncio
 import functools
 import os
 import subprocess
@@ -200,6 +202,17 @@ def test_a_file_that_was_edited_since_it_was_imported_is_not_what_runs(tmp_path,
         sweep(load(), GRID, store=tmp_path / "s")
 
 
+def test_a_cell_of_a_notebook_may_wait_at_its_top(tmp_path, monkeypatch):
+    file, module = tmp_path / "cell.py", types.ModuleType("cell")
+    monkeypatch.setitem(sys.modules, "cell", module)
+    module.__file__ = str(file)
+    file.write_text("async def g(): return 2\nk = await g()\ndef f(x): return {'y': k * x}\n")
+    code = compile(file.read_text(), file, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    asyncio.run(eval(code, vars(module)))
+    assert sweep(module.f, GRID, store=tmp_path / "s")["y"].values.tolist() == [2, 4, 6]
+    assert make_plan(module.f, GRID, None, 0).description["source"].keys() == {"f", "g", "k"}
+
+
 def test_a_value_that_a_message_can_show_is_shown(tmp_path):
     def of(scale):
         return Task(lambda x: {"y": scale[0] * x}, name="of")
@@ -250,6 +263,10 @@ def test_what_a_store_does_not_take_is_said_before_the_first_case(tmp_path):
     for unknown in (Slotted(), Held([1]), ValueError(1), Scaled(2.0).times):
         with pytest.raises(TypeError, match="f.*: expected numbers"):
             sweep(Task(never, name="never"), GRID, fixed={"f": unknown}, store=tmp_path / "s")
+    cycle: list[Any] = []
+    cycle.append(cycle)
+    with pytest.raises(TypeError, match="f: expected data that do not hold themselves"):
+        sweep(Task(never, name="never"), GRID, fixed={"f": cycle}, store=tmp_path / "s")
     with pytest.raises(TypeError, match="f: expected an array of numbers"):
         sweep(Task(never, name="never"), GRID, fixed={"f": np.array("a")}, store=tmp_path / "s")
     for fn in (lambda x, f: never(x, f), functools.partial(never, f=1)):
