@@ -39,7 +39,7 @@ class Variable:
         symbol: how a formula writes it (LaTeX, without dollars); optional.
 
     Raises:
-        ValueError: a name that is no identifier, or an unknown dtype.
+        ValueError: a name that is no identifier, a dimension twice, or an unknown dtype.
         TypeError: dims given as one string.
 
     Example:
@@ -55,7 +55,7 @@ class Variable:
     symbol: str | None = None
 
     def __post_init__(self) -> None:
-        if not self.name.isidentifier():
+        if not (isinstance(self.name, str) and self.name.isidentifier()):
             raise ValueError(f"name: expected an identifier such as 'gain', got {self.name!r}")
         if isinstance(self.dims, str):
             raise TypeError(f"dims: expected a tuple such as ({self.dims!r},), got a string")
@@ -63,7 +63,9 @@ class Variable:
             raise ValueError(
                 f"dtype of {self.name}: expected one of {_DTYPES}, got {self.dtype!r}"
             )
-        object.__setattr__(self, "dims", tuple(self.dims))
+        object.__setattr__(self, "dims", tuple(map(str, self.dims)))
+        if len({*self.dims}) < len(self.dims):
+            raise ValueError(f"dims of {self.name}: expected different names, got {self.dims}")
 
     @property
     def attrs(self) -> dict[str, str]:

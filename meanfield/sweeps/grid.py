@@ -6,7 +6,7 @@ import functools
 import hashlib
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -38,8 +38,12 @@ def cases_of(grid: Grid) -> list[Case]:
     if isinstance(grid, Mapping):
         axes: dict[str, list[Any]] = {}
         for name, values in grid.items():
-            if isinstance(values, str) or not isinstance(values, Iterable):
-                raise TypeError(f"grid[{name!r}]: expected a sequence of values, got {values!r}")
+            unordered = isinstance(values, (str, bytes, Set, Mapping))
+            if unordered or not isinstance(values, Iterable) or getattr(values, "ndim", 1) == 0:
+                raise TypeError(
+                    f"grid[{name!r}]: expected a sequence of values, in an order that is the same "
+                    f"in every process, got {values!r:.80}"
+                )
             axes[str(name)] = [_plain(str(name), value) for value in values]
             _refuse_twins([{name: value} for value in axes[str(name)]])  # then cases differ too
         cases = [dict(zip(axes, row, strict=True)) for row in itertools.product(*axes.values())]
@@ -89,7 +93,8 @@ def columns_of(cases: Sequence[Case]) -> dict[str, np.ndarray]:
 
 def _plain(name: str, value: Any) -> Any:
     """A parameter as a Python number, truth value or text."""
-    if hasattr(value, "item") and getattr(value, "ndim", 0) == 0:
+    is_time = isinstance(value, (np.datetime64, np.timedelta64))
+    if hasattr(value, "item") and getattr(value, "ndim", 0) == 0 and not is_time:
         value = value.item()
     if not isinstance(value, (bool, int, float, str)) or value == "":
         raise TypeError(

@@ -29,6 +29,7 @@ from meanfield.checks import describe, name_of
 from meanfield.results import Variable
 from meanfield.results.cases import RESERVED, Labels, unless_nan
 from meanfield.results.encoding import check_attrs
+from meanfield.results.labels import array_of
 from meanfield.results.provenance import provenance
 from meanfield.results.store import SCHEMA
 from meanfield.sweeps.grid import Case, Grid, cases_of, columns_of
@@ -68,7 +69,9 @@ class Task:
             of its module) counts as well; with a name, what cannot be compared is let pass.
 
     Raises:
-        ValueError: names used twice or reserved, a dimension without coordinates.
+        ValueError: names used twice or reserved, a dimension without coordinates, or with more
+            axes than one.
+        TypeError: no function, no variables, coordinates without names.
 
     Example:
         >>> area = Task(lambda radius: {"area": 3 * radius**2}, [Variable("area", "area", "m²")])
@@ -84,7 +87,20 @@ class Task:
     name: str | None = None
 
     def __post_init__(self) -> None:
-        coords = {str(n): np.asarray(values) for n, values in self.coords.items()}
+        if not callable(self.function):
+            raise TypeError(f"fn: expected a function or a Task, got {describe(self.function)}")
+        for of, given in (("variables", self.variables or ()), ("parameters", self.parameters)):
+            if not isinstance(given, Sequence) or not all(isinstance(v, Variable) for v in given):
+                raise TypeError(f"{of}: expected a list of results.Variable, got {given!r:.80}")
+        if not isinstance(self.coords, Mapping):
+            raise TypeError(f"coords: expected values by dimension, got {describe(self.coords)}")
+        # In memory of its own: the owner of an array may go on with it.
+        coords = {str(n): np.array(array_of(values)) for n, values in self.coords.items()}
+        for name, values in coords.items():
+            if values.ndim != 1:
+                raise ValueError(
+                    f"coords: expected a list of values along {name!r}, got {values.ndim} axes"
+                )
         if self.variables is not None:
             object.__setattr__(self, "variables", tuple(self.variables))
         if self.variables == () or (self.batched and not self.variables):

@@ -154,8 +154,6 @@ def sweep(
     check_executor(executor, case_timeout)
     progress = as_bool(progress, "progress")
     seed = count(seed, "seed", least=-(2**63), most=2**63 - 1)
-    if not isinstance(fn, Task) and not callable(fn):
-        raise TypeError(f"fn: expected a function or a Task, got {describe(fn)}")
     _check_settings(store, shard, batch_size)
     # Absolute, for a case may change the folder.
     path = None if store is None else as_path(store, "store").resolve()

@@ -177,7 +177,11 @@ def test_vectorised_function_is_given_the_seeds_of_its_cases():
             "'seed'; beside these it may take seeds",
         ),
         ((functions.square, {"x": []}), ValueError, "at least one case"),
-        ((functions.square, {"x": "abc"}), TypeError, "expected a sequence of values"),
+        *(
+            ((functions.square, {"x": values}), TypeError, "expected a sequence of values")
+            for values in ("abc", b"abc", {1, 2}, {1: 2}, 1, np.array(1))
+        ),
+        ((functions.square, {"x": np.array([1], "M8[ns]")}), TypeError, "got np.datetime64"),
         ((functions.square, {"x": [[1, 2]]}), TypeError, "put other data into `fixed`"),
         ((functions.square, {"z": [1]}), TypeError, "fn: expected a function of the parameters"),
         ((lambda x: {"x": x}, {"x": [1]}), ValueError, r"got \['x'\]"),
@@ -232,9 +236,33 @@ def test_a_name_means_one_thing(variables, coords, grid, text):
         run()
 
 
-def test_a_dimension_without_coordinates_is_refused():
-    with pytest.raises(ValueError, match=r"values along \['head'\]"):
-        Task(functions.square, [Variable("y", "y", dims=("head",))])
+@pytest.mark.parametrize(
+    ("how", "error", "text"),
+    [
+        ({"function": None}, TypeError, "fn: expected a function or a Task, got None"),
+        ({"variables": Variable("y", "y")}, TypeError, "variables: expected a list of results.V"),
+        ({"variables": ["y"]}, TypeError, r"variables: expected a list of .*, got \['y'\]"),
+        ({"parameters": "x"}, TypeError, "parameters: expected a list of results.Variable, got"),
+        ({"coords": [1]}, TypeError, "coords: expected values by dimension, got list"),
+        ({"coords": {"p": 1}}, ValueError, "list of values along 'p', got 0 axes"),
+        ({"coords": {"p": np.eye(2)}}, ValueError, "list of values along 'p', got 2 axes"),
+        (
+            {"variables": [Variable("y", "y", dims=("head",))]},
+            ValueError,
+            r"values along \['head'\]",
+        ),
+    ],
+)
+def test_a_task_says_what_it_expects(how, error, text):
+    with pytest.raises(error, match=text):
+        Task(**({"function": functions.square} | how))
+
+
+def test_the_coordinates_of_a_task_are_its_own():
+    places = np.array([1.0, 2.0])
+    task = Task(lambda x: {"y": [x, x]}, [Variable("y", "y", dims=("p",))], coords={"p": places})
+    places[:] = 7.0
+    assert sweep(task, {"x": [0.0]})["p"].values.tolist() == [1.0, 2.0]
 
 
 def test_in_a_pipe_one_line_is_printed_and_failures_are_logged_once(capfd, caplog):
