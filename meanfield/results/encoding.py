@@ -10,7 +10,7 @@ import xarray as xr
 
 from meanfield.results.shapes import as_dataset
 
-_STORED_AS = "stored_from"  # attribute: the type in memory, where that of the file differs
+STORED_AS = "stored_from"  # attribute: the type in memory, where that of the file differs
 _MOST_BYTES = 2**31 - 4  # of a variable in netCDF 3
 
 
@@ -53,7 +53,7 @@ def check_dataset(ds: xr.Dataset) -> None:
     Raises:
         ValueError: names with "/".
         TypeError: no Dataset; variables other than real numbers, truth values and texts,
-            attributes other than text and numbers.
+            attributes other than text and real numbers.
     """
     check_names([*as_dataset(ds).variables, *ds.dims])
     for owner, attrs in [("ds", ds.attrs), *((str(n), v.attrs) for n, v in ds.variables.items())]:
@@ -63,7 +63,7 @@ def check_dataset(ds: xr.Dataset) -> None:
         kind, texts = variable.dtype.kind, variable.values.flat
         if kind == "O" and all(isinstance(text, str) for text in texts):
             continue
-        if kind not in "biufUT" or (variable.dtype.itemsize == 2 and kind == "f"):
+        if kind not in "biufUT" or (variable.dtype.itemsize not in (4, 8) and kind == "f"):
             raise TypeError(
                 f"{name}: expected real numbers, truth values or text, got {variable.dtype}; "
                 "store complex numbers as two real variables"
@@ -82,8 +82,8 @@ def check_attrs(attrs: Mapping[Any, Any], owner: str) -> None:
     """Refuse attributes other than text and numbers, which not every format takes."""
     for name, value in attrs.items():
         flags = isinstance(value, (np.ndarray, list)) and name == "flag_values"
-        number = isinstance(value, (str, int, float, np.number)) and not isinstance(value, bool)
-        if not (flags or number):
+        real = isinstance(value, (str, int, float, np.integer, np.floating))
+        if not flags and (not real or isinstance(value, bool)):
             raise TypeError(
                 f"attribute {name!r} of {owner}: expected text or a number, got "
                 f"{type(value).__name__}; put it into the provenance, which is one JSON string"
@@ -104,7 +104,7 @@ def _narrow(variable: xr.Variable, name: Any) -> xr.Variable:
     if values.dtype.kind in "fb" or values.dtype in (np.int8, np.int16, np.int32):
         return variable
     low, high = (int(values.min()), int(values.max())) if values.size else (0, 0)
-    attrs[_STORED_AS] = str(values.dtype)
+    attrs[STORED_AS] = str(values.dtype)
     if -(2**31) <= low <= high < 2**31:
         values = values.astype(np.int32)
     elif -(2**53) <= low <= high <= 2**53:
@@ -125,7 +125,7 @@ def _decode_variable(variable: xr.Variable) -> xr.Variable:
     attrs, values = dict(variable.attrs), variable.values
     if values.dtype.kind in "UTO":
         values = values.astype(object)
-    values = values.astype(attrs.pop(_STORED_AS, values.dtype))
+    values = values.astype(attrs.pop(STORED_AS, values.dtype))
     # netCDF returns big-endian numbers, and attributes as arrays.
     values = values.astype(values.dtype.newbyteorder("="), copy=False)
     for name, value in attrs.items():

@@ -23,14 +23,14 @@ from meanfield.results.atomic import (
     whole,
     write_new,
 )
-from meanfield.results.encoding import check_dataset, decode, netcdf
+from meanfield.results.encoding import STORED_AS, check_dataset, decode, netcdf
 from meanfield.results.store import Store, is_store
 
 _CHUNK = 2**30  # bytes; Zstandard takes at most twice as many
 _BEGIN = '{"": "'  # of the attribute with the digests
-# Attributes of a variable by which xarray reads other numbers, or in which it keeps notes.
+# Attributes of a variable by which xarray or `decode` reads other numbers, or keeps notes.
 _TAKEN = (
-    *("coordinates", "dtype", "_FillValue", "missing_value"),
+    *("coordinates", "dtype", "_FillValue", "missing_value", STORED_AS),
     *("scale_factor", "add_offset", "_Unsigned"),
 )
 
@@ -55,7 +55,8 @@ def write_dataset(ds: xr.Dataset, path: str | os.PathLike[str]) -> Path:
     Raises:
         ValueError: another suffix, names with "/", attributes that say how numbers are stored,
             such as ``scale_factor``, and what netCDF 3 does not have.
-        TypeError: complex or float16 variables, attributes that are neither text nor numbers.
+        TypeError: variables of complex numbers, or of floats of other than 32 and 64 bits,
+            attributes that are neither text nor real numbers.
         FileExistsError: something that this library has not written is there, or the path is
             inside the store of a sweep or a Zarr folder.
         OSError: the folder cannot be written or the disk is full; nothing is left behind.
@@ -153,7 +154,8 @@ def check_digests(ds: xr.Dataset, path: Path) -> xr.Dataset:
 def _digests(ds: xr.Dataset) -> dict[str, str]:
     """By name of a variable; by the empty name that of the attributes of the Dataset."""
     about = {str(name): _of_variable(variable) for name, variable in ds.variables.items()}
-    return {"": digest_of({"": _bytes(_plain(ds.attrs))})[:16], **about}
+    attrs = {name: value for name, value in ds.attrs.items() if name != DIGEST}
+    return {"": digest_of({"": _bytes(_plain(attrs))})[:16], **about}
 
 
 def _of_variable(variable: xr.Variable) -> str:

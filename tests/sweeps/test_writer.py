@@ -195,6 +195,8 @@ def test_lost_chunks_and_variables_are_named(tmp_path):
         (lambda ds: ds.assign_attrs(n=2**40), "nc", ValueError, "an integer of 32 bits"),
         (lambda ds: ds.assign(t=("case", np.array(["a\0"] * 5, object))), "nc", ValueError, "NUL"),
         (lambda ds: ds.assign(z=("case", np.ones(5) * 1j)), "nc", TypeError, "two real variables"),
+        (lambda ds: ds.assign(z=("case", np.ones(5, "g"))), "zarr", TypeError, "z: expected real"),
+        (lambda ds: ds.assign_attrs(z=np.complex128(1j)), "zarr", TypeError, "attribute 'z' of d"),
         (lambda ds: ds.assign_attrs(strict=True), "nc", TypeError, "attribute 'strict' of ds"),
         (lambda ds: ds.assign_attrs(spec={"a": 1}), "zarr", TypeError, "provenance"),
         (
