@@ -12,6 +12,7 @@ import xarray as xr
 from meanfield.checks import as_floats, check_same_labels, number
 from meanfield.habits import with_hints
 from meanfield.results.labels import Variable, dataset
+from meanfield.results.shapes import coded
 
 _FITTED = (
     Variable("constant", "constant C of y ≈ C xᵖ"),
@@ -63,8 +64,8 @@ def fit_power(
         n_groups, n_excluded.
 
     Raises:
-        ValueError: shapes or dimensions differ, numbers that are not positive, fewer than two
-            points, or a single x when the exponent is to be fitted.
+        ValueError: shapes or dimensions differ, numbers that are not positive, flags that are no
+            truth values, fewer than two points, or a single x when the exponent is to be fitted.
 
     Example:
         >>> fit = fit_power([1.0, 4.0, 9.0], [3.0, 6.0, 9.0])
@@ -105,7 +106,10 @@ def _points(
     x, y, groups, converged = _by_dimension(x, y, groups, converged)
     x, y = as_floats(x, "x"), as_floats(y, "y")
     labels = np.arange(x.size).reshape(x.shape) if groups is None else np.asarray(groups)
-    good = np.ones(x.shape, bool) if converged is None else np.asarray(converged).astype(bool)
+    good = np.ones(x.shape, bool) if converged is None else np.asarray(converged)
+    if not np.isin(good.ravel().tolist(), [True, False]).all():
+        raise ValueError(f"converged: expected truth values, got {converged!r:.200}")
+    good = good.astype(bool)
     if not x.shape == y.shape == labels.shape == good.shape:
         raise ValueError(
             "x, y, groups, converged: expected equal shapes, got "
@@ -122,7 +126,7 @@ def _points(
             )
     if len(x) < 2:
         raise ValueError(f"x, y: expected at least 2 converged points, got {len(x)}")
-    return x, y, np.unique(labels[kept], return_inverse=True)[1].reshape(-1)
+    return x, y, coded(labels[kept])[1]
 
 
 def _by_dimension(*given: Any) -> list[Any]:

@@ -52,13 +52,15 @@ def to_cube(ds: xr.Dataset, *, parameters: Sequence[str] | None = None) -> xr.Da
     if "case" not in ds.dims:
         raise ValueError(f"ds: expected the dimension 'case', got {tuple(ds.dims)}")
     names = list(parameters_of(ds) if parameters is None else parameters)
+    if isinstance(parameters, str):
+        names = [parameters]
     absent = [name for name in names if name not in ds.coords or ds[name].dims != ("case",)]
-    if absent or not names:
+    if absent or not names or len({*names}) < len(names):
         raise ValueError(
-            f"parameters: expected coordinates along 'case', one of {parameters_of(ds)}, "
+            f"parameters: expected different coordinates along 'case' of {parameters_of(ds)}, "
             f"got {absent or names}"
         )
-    levels, codes = zip(*(_levels(ds[name].values) for name in names), strict=True)
+    levels, codes = zip(*(coded(ds[name].values) for name in names), strict=True)
     shape = tuple(len(level) for level in levels)
     position = np.asarray(np.ravel_multi_index(codes, shape))
     _check_product(position, dict(zip(names, shape, strict=True)))
@@ -71,8 +73,8 @@ def to_cube(ds: xr.Dataset, *, parameters: Sequence[str] | None = None) -> xr.Da
     return cube.assign(unfolded).set_coords([n for n in rows.coords if n in unfolded])
 
 
-def _levels(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The different values in order of appearance, and for each case the index of its value."""
+def coded(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The different values in order of appearance, and for each place the index of its value."""
     places: dict[object, int] = {}
     levels = map(unless_nan, values.tolist())
     codes = np.array([places.setdefault(level, len(places)) for level in levels])

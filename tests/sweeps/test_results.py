@@ -13,7 +13,7 @@ import xarray as xr
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meanfield import results
+from meanfield import results, sweep
 from meanfield.results import Variable
 from meanfield.results.labels import dataset
 from meanfield.results.provenance import provenance
@@ -74,6 +74,13 @@ def test_netcdf_is_read_by_xarray_and_by_scipy_alone(tmp_path):
     with netcdf_file(path, mmap=False) as raw:
         assert raw.variables["gain"].long_name == b"Lipschitz constant"
         assert np.array_equal(raw.variables["n_steps"][:], np.arange(5))
+
+
+def test_what_xarray_has_read_is_written_again(tmp_path):
+    ds = xr.Dataset({"y": ("case", [1.0, 2.0])}, attrs={"note": "mine"})
+    with xr.open_dataset(results.write_dataset(ds, tmp_path / "a.nc"), engine="scipy") as raw:
+        path = results.write_dataset(raw.assign(y=raw.y + 1), tmp_path / "b.zarr")
+    assert results.read_dataset(path).identical(ds.assign(y=ds.y + 1))
 
 
 @pytest.mark.parametrize("suffix", ["nc", "zarr"])
@@ -148,6 +155,14 @@ def test_cases_without_a_value_are_one_level_of_a_cube():
     cube = results.to_cube(long)
     assert cube["y"].values.tolist() == [[1.0, 3.0], [2.0, 4.0]]
     np.testing.assert_array_equal(cube["b"], [np.nan, 3.0])
+
+
+def test_a_cube_is_of_parameters_that_are_there_once():
+    ds = sweep(lambda radius: {"y": radius}, {"radius": [1.0, 2.0]})
+    assert results.to_cube(ds, parameters="radius").identical(results.to_cube(ds))
+    for wrong in (["radius", "radius"], ["y"], []):
+        with pytest.raises(ValueError, match=r"different coordinates .* of \['radius'\], got"):
+            results.to_cube(ds, parameters=wrong)
 
 
 def test_numbers_at_repeated_coordinates_are_all_kept():
@@ -295,6 +310,8 @@ def test_groups_that_share_their_noise_widen_the_interval():
     def width(fit: xr.Dataset) -> float:
         return float(np.log(fit.constant_upper / fit.constant_lower))
 
+    names = np.array([None, "a", 2.5, *"bcdefgh"], object)[groups]
+    assert results.fit_power(x, y, exponent=0.5, groups=names).identical(shared)
     # A mean over 10 groups rather than 200 points: √20 times wider.
     assert width(shared) / width(alone) == pytest.approx(np.sqrt(20), rel=0.35)
 
@@ -307,6 +324,9 @@ def test_failed_cases_are_left_out_of_a_fit_and_bad_numbers_refused():
         results.fit_power([1.0, 2.0], [0.0, 1.0])
     with pytest.raises(ValueError, match="at least two different values"):
         results.fit_power([2.0, 2.0], [1.0, 3.0])
+    for flags in (["True", "False"], [1.0, np.nan], [0, 2]):
+        with pytest.raises(ValueError, match="converged: expected truth values, got"):
+            results.fit_power([1.0, 2.0], [1.0, 2.0], converged=flags)
     with pytest.raises(ValueError, match=r"equal shapes, got \(2,\), \(3,\)"):
         results.fit_power([2.0, 2.0], [1.0, 3.0, 4.0])
 
@@ -323,6 +343,10 @@ def test_undeclared_or_missing_values_are_refused():
     gain = Variable("gain", "Lipschitz constant", dims=("case",))
     with pytest.raises(ValueError, match=r"missing \['gain'\], not declared \['gian'\]"):
         dataset([gain], {"gian": [1.0]})
+    with pytest.raises(ValueError, match="name: expected an identifier such as 'gain', got 3"):
+        Variable(3, "three")
+    with pytest.raises(ValueError, match=r"dims of y: expected different names, got \('p', 'p'\)"):
+        Variable("y", "y", dims=("p", "p"))
 
 
 def test_results_load_neither_torch_nor_matplotlib():
