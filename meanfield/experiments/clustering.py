@@ -22,7 +22,7 @@ from meanfield.experiments.settings import along, over, setting
 from meanfield.figures.canvas import figure
 from meanfield.figures.curves import stairs
 from meanfield.figures.plots import draw_paths, projection
-from meanfield.figures.selection import by_level, select
+from meanfield.figures.selection import by_level, levels, select, spelled
 from meanfield.results import Variable
 
 if TYPE_CHECKING:
@@ -73,8 +73,10 @@ def measure(s: Settings, space: str, beta: float, generator: torch.Generator) ->
 @figure("n_clusters")
 def count(ds: xr.Dataset, *, ax: Axes) -> Axes:
     """Number of clusters on the sphere against time, for each β."""
-    for colour, beta, rows in by_level(select(ds, space="sphere"), "beta"):
-        label = rf"$\beta$ = {beta:g}"
+    cases = select(ds, space="sphere")
+    texts = spelled(levels(cases, "beta"))
+    for text, (colour, _, rows) in zip(texts, by_level(cases, "beta"), strict=True):
+        label = rf"$\beta$ = {text}"
         stairs(ax, rows, "n_clusters", time=rows.time.isel(case=0), color=colour, label=label)
     ax.set(xscale="log", yscale="log", xlabel="time t", ylabel="number of clusters")
     ax.set_title("Tokens on the sphere: number of clusters")
@@ -92,7 +94,7 @@ def paths(ds: xr.Dataset, *, ax: Axes, space: str = "plane") -> Axes:
     draw_paths(ax, points)
     x = "e^{-t}x" if space == "plane" else "x"
     ax.set(xlabel=rf"${x}_1$", ylabel=rf"${x}_2$")
-    where = rf"$\beta$ = {float(rows.beta[0]):g}{projection(points)}"
+    where = rf"$\beta$ = {float(rows.beta[0]):.15g}{projection(points)}"
     ax.set_title(f"Tokens on the {space}: {where}")
     return ax
 

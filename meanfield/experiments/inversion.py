@@ -121,7 +121,7 @@ def _of_kernel(kernel: str, fmt: str) -> Curve:
         case = select(ds, kernel=kernel).isel(case=0)
         return case.assign(error=case.error.where(np.isfinite(case.error)))
 
-    return Curve("error", f"{kernel}, c = {{factor:g}}", fmt, rows=rows)
+    return Curve("error", f"{kernel}, c = {{factor}}", fmt, rows=rows)
 
 
 ERRORS = Chart(
@@ -133,7 +133,7 @@ ERRORS = Chart(
         _of_kernel("dot product", "-."),
         Formula(lambda k, at: at["factor"] ** k, fmt=":", key=r"$c^k$"),
     ],
-    lambda ds: f"Inverting $x + c\\,f(x)/L$, tokens of spread {float(ds.spread.max()):g}",
+    lambda ds: f"Inverting $x + c\\,f(x)/L$, tokens of spread {float(ds.spread.max()):.15g}",
     by="factor",
     rows=lambda ds: select(ds, spread=float(ds.spread.max())),
     log="y",

@@ -72,7 +72,7 @@ def configuration(s: Settings, gap: float) -> tuple[AttentionParameters, Tensor]
         first, second = (X @ (A @ X[-1])).topk(2).values.tolist()
         if math.isclose(first - second, gap, rel_tol=1e-6, abs_tol=1e-12):
             return AttentionParameters.from_bilinear(A, V), X
-    raise ValueError(f"gap: found no tokens of which it is {gap:g}; take another one, or a seed")
+    raise ValueError(f"gap: found no tokens of which it is {gap}; take another one, or a seed")
 
 
 def _move_last(X: Tensor, A: Tensor, gap: float) -> None:
@@ -112,7 +112,7 @@ def far_out(causal: bool, theorem: str) -> Chart:
         f"Constant at λX against λ, its limit, queries more or less nearly tied ({kind(causal)}).",
         "scale",
         [
-            Curve("constant", "gap {gap:g}"),
+            Curve("constant", "gap {gap}"),
             Curve("limit", fmt="--", key=f"limit, {theorem}", linewidth=0.9),
             Curve("ceiling", r"$\|V\|\sqrt{n}$, the largest limit", "k:", once=True),
         ],

@@ -19,7 +19,7 @@ from meanfield.experiments.experiment import Experiment
 from meanfield.experiments.settings import along, over, setting
 from meanfield.figures.canvas import figure
 from meanfield.figures.curves import curve
-from meanfield.figures.selection import by_level
+from meanfield.figures.selection import by_level, levels, spelled
 from meanfield.results import Variable
 from meanfield.results.fits import FEWEST
 from meanfield.transport import TransportResult, solve_w2
@@ -76,7 +76,7 @@ def slopes(ds: xr.Dataset, *, ax: Axes) -> Axes:
         mean = rows.groupby("n_particles").mean()
         # Not round: those follow the colours.
         for k, mark in ((0, "v"), (-1, "s")):
-            at, when = mean.isel(time=k), f"d = {dim}, t = {float(ds.time[k]):g}"
+            at, when = mean.isel(time=k), f"d = {dim}, t = {spelled(levels(ds, 'time'))[k]}"
             label = f"W₂, {when}{_slope(at, 'w2')}"
             curve(ax, at, "n_particles", "w2", f"{mark}-", color=colour, label=label)
             hollow: Any = {"color": colour, "fillstyle": "none"}

@@ -41,8 +41,8 @@ __all__ = ["EXPERIMENT", "Settings", "released_quantity"]
 
 _INPUTS = {
     "text": "Text {text}",
-    "head": "Worst case of head {head}, R = {radius:g}",
-    "rows": "Worst case of the rows taken for head {head}, R = {radius:g}",
+    "head": "Worst case of head {head}, R = {radius:.15g}",
+    "rows": "Worst case of the rows taken for head {head}, R = {radius:.15g}",
 }
 _MAPS = ("scripts", "attention")
 

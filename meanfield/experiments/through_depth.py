@@ -229,7 +229,7 @@ CONSTANTS = Chart(
         Curve("product_upper", "product of upper bounds", "--", along="case", color="tab:red"),
         Curve(
             "ball_measured",
-            lambda ds: "bound, tokens within " + ", ".join(f"{e:g}" for e in ds.epsilon.values),
+            lambda ds: "bound, tokens within " + ", ".join(f"{e:.15g}" for e in ds.epsilon.values),
             ".:",
             along="case",
             rows=_near,

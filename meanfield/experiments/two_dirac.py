@@ -271,7 +271,7 @@ GROWTH_IN_N = Chart(
     "Euclidean constant of n tokens against n, and its proved lower bound (plain).",
     "n_tokens",
     [
-        Curve("euclidean", "R = {radius:g}"),
+        Curve("euclidean", "R = {radius}"),
         Curve("particle", fmt="x", key="two weighted atoms", markersize=7),
         Formula(
             lambda n, at: bounds.proposition_3_4(at["gamma"], at["radius"], n),
@@ -341,7 +341,7 @@ LIGHT_WEIGHT = Chart(
     "Both components of the two-Dirac constant against the light weight, plain.",
     "log_ratio",
     [
-        Curve("particle", "R = {radius:g}", flag="value_converged", markersize=3),
+        Curve("particle", "R = {radius}", flag="value_converged", markersize=3),
         Curve("splitting", fmt="--", flag="value_converged", linewidth=0.9),
         Key("particle", "-"),
         Key("splitting", "--", linewidth=0.9),
@@ -373,7 +373,7 @@ SPLITTING = Chart(
         Curve("particle", r"particle: $\|D^{1/2}JD^{-1/2}\|$", "s-", flag="value_converged"),
         Curve(
             "splitting_secant",
-            lambda ds: f"$W_2$ secant, atom split (step $10^{{{np.log10(ds.step):.0f}}}$)",
+            lambda ds: f"$W_2$ secant, atom split (step {float(ds.step):.15g})",
             "kx",
             rows=lambda ds: ds.isel(step=-1),
             markersize=7,
@@ -395,10 +395,11 @@ def answer(ds: xr.Dataset) -> list[str]:
         top = select(cases, radius=cases.radius.values.max())
         # Masked, light and heavy atoms at every scale of position may be worse than two.
         found = float(np.fmax(top.value, top.interleaved).max())
+        where = f"{kind(causal)}, R = {float(top.radius[0]):.15g}"
         bound, paper = (float(top[name][0]) for name in ("mean_field_bound", "theorem_3_5"))
         of_paper = "" if causal else f"; of [CAP24], Theorem 3.5: {paper:.3g}"
         lines.append(
-            f"{kind(causal)}, R = {float(top.radius[0]):g}: largest constant found {found:,.9g}; "
+            f"{where}: largest constant found {found:,.9g}; "
             f"bound of this package {bound:,.9g}{of_paper}"
         )
     return lines

@@ -15,6 +15,7 @@ from meanfield.errors import NoCases
 from meanfield.figures.legends import place_legend, with_room
 from meanfield.habits import with_hints
 from meanfield.results.cases import answered
+from meanfield.results.labels import told_apart
 from meanfield.results.shapes import as_dataset
 
 if TYPE_CHECKING:
@@ -215,12 +216,13 @@ def _mark(lines: Sequence[Any]) -> None:
 
 def ticks_at(ax: Axes, x: Any) -> None:
     """Ticks where the data are, if they are few."""
-    from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter
+    from matplotlib.ticker import FixedFormatter, FixedLocator, NullFormatter
 
     values = np.unique(np.asarray(x, float))
+    values = values[np.isfinite(values)]
     if len(values) <= _FEW + 2:
         ax.xaxis.set_major_locator(FixedLocator(values.tolist()))
-        ax.xaxis.set_major_formatter(FuncFormatter(_as_number))
+        ax.xaxis.set_major_formatter(FixedFormatter(told_apart(values)))
         ax.xaxis.set_minor_formatter(NullFormatter())
         ax.xaxis.set_minor_locator(FixedLocator([]))
 

@@ -9,7 +9,7 @@ import xarray as xr
 
 from meanfield.figures.canvas import figure, kind, ticks_at
 from meanfield.figures.curves import curve, formula, law, power_law
-from meanfield.figures.selection import attribute, by_level, fits_of, levels
+from meanfield.figures.selection import attribute, by_level, fits_of, levels, spelled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,7 +33,7 @@ class Drawn:
     """One thing that a chart shows, once for each value of its parameter.
 
     Args:
-        label: in the legend; of a chart `by` a parameter with its values, ``"R = {radius:g}"``,
+        label: in the legend; of a chart `by` a parameter with its values, ``"R = {radius}"``,
             or a function of the cases of one value.
         fmt: as in `Axes.plot`.
         rows: which of the cases, or the cases with further columns.
@@ -208,13 +208,13 @@ class Chart:
         """Draw it as it is, for a figure that has these options of its own."""
         rows = self.rows(ds)
         ax.set(**{f"{name}scale": "log" for name in self.log})
-        for words, colour, cases in self._groups(rows):
+        for value, words, colour, cases in self._groups(rows):
             for one in self.drawn:
                 if not one.once:
-                    self._draw(one, ax, cases, words, colour)
+                    self._draw(one, ax, cases, value, words, colour)
         for one in self.drawn:
             if one.once:
-                self._draw(one, ax, rows, {}, None)
+                self._draw(one, ax, rows, {}, {}, None)
             if one.key:
                 thin: Any = {"linewidth": 0.9} | one.style | {"color": "black"}
                 ax.plot([], [], one.fmt.removeprefix("k"), label=one.key, **thin)
@@ -227,16 +227,23 @@ class Chart:
         return ax
 
     def _draw(
-        self, one: Drawn, ax: Axes, cases: xr.Dataset, words: dict[str, Any], colour: Any
+        self,
+        one: Drawn,
+        ax: Axes,
+        cases: xr.Dataset,
+        value: Mapping[str, Any],
+        words: Mapping[str, Any],
+        colour: Any,
     ) -> None:
         rows = one.rows(cases)
-        one.draw(ax, self.x, rows, _At(rows, words), one.styled(rows, words, colour))
+        one.draw(ax, self.x, rows, _At(rows, value), one.styled(rows, words, colour))
 
-    def _groups(self, rows: xr.Dataset) -> Iterator[tuple[dict[str, Any], Any, xr.Dataset]]:
-        """The words for labels, the colour, and the cases of each value."""
+    def _groups(self, rows: xr.Dataset) -> Iterator[tuple[Any, Any, Any, xr.Dataset]]:
+        """Of each value: itself by name, the words for labels, the colour, and the cases."""
         if not self.by:
-            yield {}, None, rows
+            yield {}, {}, None, rows
             return
-        for colour, value, cases in by_level(rows, self.by):
-            words = {self.by: value} | ({"kind": kind(value)} if self.by == "causal" else {})
-            yield words, colour, cases
+        texts = spelled(levels(rows, self.by))
+        for text, (colour, value, cases) in zip(texts, by_level(rows, self.by), strict=True):
+            words = {"kind": kind(value)} if self.by == "causal" else {self.by: text}
+            yield {self.by: value}, words, colour, cases

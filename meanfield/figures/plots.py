@@ -14,7 +14,7 @@ from meanfield.errors import NoCases
 from meanfield.figures.canvas import FORMULA, figure, kind, ticks_at
 from meanfield.figures.charts import Chart, Curve, Formula, Key, Rows
 from meanfield.figures.curves import curve
-from meanfield.figures.selection import attribute, fits_of, levels, model_and_text
+from meanfield.figures.selection import attribute, fits_of, levels, model_and_text, spelled
 from meanfield.results.cases import RESERVED, unless_nan
 from meanfield.results.shapes import parameters_of
 
@@ -125,16 +125,14 @@ def growth(ds: xr.Dataset, x: str, y: str, by: str | None, bounds: Sequence[str]
     words = {str(name): ds[name].attrs.get("long_name", str(name)) for name in ds.variables}
     columns = (map(unless_nan, ds[name].values.tolist()) for name in (x, by) if name)
     places = list(zip(*columns, strict=True))
-    values = levels(ds, by) if by is not None and ds[by].dtype.kind == "f" else []
-    told_apart = len({f"{value:g}" for value in values}) == len(values)
+    values = [] if by is None else levels(ds, by)
+    texts = dict(zip(values, spelled(values), strict=True))
 
     def label(rows: xr.Dataset) -> str:
         if by is None:
             return words[y]
-        value = rows[by].values[0]
-        if unless_nan(value) in (None, ""):
-            return f"no {by}"
-        return f"{by} = {value:{'g' if values and told_apart else ''}}"
+        value = rows[by].values.tolist()[0]
+        return f"no {by}" if unless_nan(value) in (None, "") else f"{by} = {texts[value]}"
 
     scales = zip("xy", (_scale(ds[x]), _scale(ds[y])), strict=True)
     dashes = zip(bounds, itertools.cycle(("--", "-.", ":")), strict=False)
@@ -255,7 +253,7 @@ def secants(causal: bool, rows: Rows, *, split: bool = False) -> Chart:
             Key("Euclidean, discrete map", "-"),
             Formula(lambda step, at: 1.0, once=True),
         ],
-        lambda ds: f"Lemma {'4.2, masked' if causal else '3.2, plain'}, R = {ds.radius[0]:g}",
+        lambda ds: f"Lemma {'4.2, masked' if causal else '3.2, plain'}, R = {ds.radius[0]:.15g}",
         by="n_tokens",
         rows=rows,
         log="x",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ import xarray as xr
 from meanfield.errors import NoCases
 from meanfield.figures.canvas import colours
 from meanfield.results.cases import unless_nan
+from meanfield.results.labels import told_apart
 
 
 def select(ds: xr.Dataset, **wanted: Any) -> xr.Dataset:
@@ -50,6 +51,12 @@ def levels(ds: xr.Dataset, name: str) -> list[Any]:
     values = ds[name].values
     in_words = values.dtype.kind in "OU"
     return list(dict.fromkeys(values.tolist())) if in_words else np.unique(values).tolist()
+
+
+def spelled(values: Sequence[Any]) -> list[str]:
+    """Values of a parameter in words: those of floats differ where these do."""
+    in_floats = all(isinstance(value, float) for value in values)
+    return told_apart(values) if in_floats else [str(value) for value in values]
 
 
 def by_level(ds: xr.Dataset, *names: str) -> Iterator[tuple[Any, ...]]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import operator as op
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, dataclass_transform
 
@@ -12,13 +11,10 @@ import numpy as np
 
 from meanfield.habits import Hinted
 from meanfield.html import html_table, span
-from meanfield.results.labels import Variable, array_of, copied, dataset
+from meanfield.results.labels import Variable, array_of, copied, dataset, told_apart
 
 if TYPE_CHECKING:
     import xarray as xr
-
-# Digits of a number on the screen; more where a value and its ends would look equal.
-_DIGITS, _MOST_DIGITS = 6, 17
 
 
 @dataclass(frozen=True)
@@ -277,18 +273,8 @@ class Answer(Hinted):
             for name, value in shown.items()
             if name in ("lower", "value", "upper") and not np.ndim(value)
         }
-        return {n: _text(value) for n, value in shown.items()} | _distinct(ends)
-
-
-def _distinct(numbers: Mapping[str, float]) -> dict[str, str]:
-    """Texts that differ where the numbers do, with as few digits as that takes."""
-    different = len({x for x in numbers.values() if not math.isnan(x)})
-    texts: dict[str, str] = {}
-    for digits in range(_DIGITS, _MOST_DIGITS + 1):
-        texts = {name: f"{x:.{digits}g}" for name, x in numbers.items()}
-        if len(set(texts.values()) - {"nan"}) == different:
-            break
-    return texts
+        distinct = zip(ends, told_apart(ends.values()), strict=True)
+        return {n: _text(value) for n, value in shown.items()} | dict(distinct)
 
 
 def _text(value: Any) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from meanfield.checks import is_tensor, to_host
 if TYPE_CHECKING:
     import xarray as xr
 
+_DIGITS, _MOST_DIGITS = 6, 17  # of a number in words
 _DTYPES = ("float64", "float32", "int64", "bool", "str")
 _FILLS: dict[str, Any] = {
     "float64": np.nan,
@@ -153,6 +155,22 @@ def printable(text: str) -> str:
     Control characters, line ends and what UTF-8 cannot encode appear as their escapes.
     """
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def told_apart(numbers: Iterable[float]) -> list[str]:
+    """Texts that differ where the numbers do, with as few digits as that takes, from six on.
+
+    Example:
+        >>> told_apart([1.0, 2.5]), told_apart([1.0, 1.0000001])
+        (['1', '2.5'], ['1', '1.0000001'])
+    """
+    numbers, texts = list(numbers), list[str]()
+    different = len({x for x in numbers if not math.isnan(x)})
+    for digits in range(_DIGITS, _MOST_DIGITS + 1):
+        texts = [f"{x:.{digits}g}" for x in numbers]
+        if len({*texts} - {"nan"}) == different:
+            break
+    return texts
 
 
 def copied(value: Any, memo: dict[int, Any]) -> Any:

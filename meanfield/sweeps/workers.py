@@ -178,7 +178,7 @@ class _Worker:
                 raise DiedError(_cause(code), number)
             if number >= 0 and now - self.at[1] > self._timeout:
                 self.end(0)
-                cause = f"it took longer than {self._timeout:g} s"
+                cause = f"it took longer than {self._timeout:.15g} s"
                 raise DiedError(cause, number, certain=True)
 
     def end(self, patience: float = _PATIENCE) -> None:

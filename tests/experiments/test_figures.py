@@ -22,7 +22,7 @@ from meanfield import (
     sweep,
 )
 from meanfield.errors import NoCases
-from meanfield.experiments import kernel_growth, two_dirac
+from meanfield.experiments import clustering, kernel_growth, mean_field_limit, two_dirac
 from meanfield.figures.curves import curve, law
 from meanfield.figures.legends import place_legend
 from meanfield.figures.plots import figures_of, secants
@@ -376,6 +376,44 @@ def test_values_that_six_digits_do_not_tell_apart_have_all():
         rows = xr.Dataset({"y": ("case", [1.0, 2.0])}, {"x": ("case", [1.0, 2.0])})
         ax = figures.plot_growth(rows.assign_coords(k=("case", values)), x="x", y="y", by="k")
         assert ax.get_legend_handles_labels()[1] == [f"k = {value}" for value in values]
+
+
+def test_two_settings_of_an_experiment_never_have_one_label(ds):
+    near = {1.0: 1.0000001, 1.5: 1.0000002}
+    rows = ds.assign_coords(radius=("case", [near.get(R, R) for R in ds.radius.values]))
+    rows["radius"].attrs = ds.radius.attrs
+    for name in ("growth-in-n", "light-weight"):
+        labels = FIGURES[name](rows, legend=True).get_legend_handles_labels()[1]
+        assert {"R = 1.0000001", "R = 1.0000002"} <= {*labels}
+    assert "R = 1.0000002" in FIGURES["lemma-3-2"](rows).get_title()
+    step = rows.assign_coords(step=("step", [0.1, 3e-5]))
+    assert "(step 3e-05)" in str(FIGURES["splitting"](step).get_legend_handles_labels()[1])
+    (first, *_) = two_dirac.answer(rows.assign_coords(radius=1 * rows.radius.clip(max=1.0000002)))
+    assert first.startswith("plain, R = 1.0000002:")
+    ax = figures.plot_growth(rows, x="radius", y="value")
+    ax.figure.canvas.draw()
+    ticks = [one.get_text() for one in ax.get_xticklabels()]
+    assert len({*ticks}) == len(ticks) == len(np.unique(rows.radius))
+    flows = xr.Dataset(
+        {
+            "n_clusters": (("case", "step"), np.ones((2, 3))),
+            "time": (("case", "step"), [[0, 1, 2]] * 2),
+        },
+        {"space": ("case", ["sphere"] * 2), "beta": ("case", [1.0000001, 1.0000002])},
+    )
+    labels = clustering.count(flows).get_legend_handles_labels()[1]
+    assert labels == [r"$\beta$ = 1.0000001", r"$\beta$ = 1.0000002"]
+    gap = (("case", "time"), np.ones((2, 2)))
+    many = xr.Dataset(
+        {"w2": gap, "mean_error": gap},
+        {
+            "time": [1.0000001, 1.0000002],
+            "n_particles": ("case", [8, 16]),
+            "dim": ("case", [3, 3]),
+        },
+    )
+    labels = mean_field_limit.slopes(many).get_legend_handles_labels()[1]
+    assert [label[-13:] for label in labels[::2]] == ["t = 1.0000001", "t = 1.0000002"]
 
 
 def test_a_bound_of_which_a_logarithmic_axis_has_no_point_is_not_in_the_legend():
