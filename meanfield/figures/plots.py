@@ -37,10 +37,10 @@ def plot_particle_paths(ds: xr.Dataset, *, ax: Axes) -> Axes:
             cases the first is drawn.
         ax: where to draw; a new figure if None.
     """
-    if not (along := _time_of(ds.points)):
+    if not (along := _time_of(ds.points)) or not ds.points.size:
         raise ValueError(
-            f"ds: expected points (time, particle, feature), got {ds.points.dims}; select one of "
-            "what else there is"
+            f"ds: expected points (time, particle, feature), got {dict(ds.points.sizes)}; select "
+            "one of what else there is"
         )
     one = ds.isel(case=0) if "case" in ds.points.dims else ds
     points = one.points.transpose(along, "particle", "feature").values
@@ -104,6 +104,7 @@ def plot_growth(
         bounds: variables that bound y.
     """
     names = [str(name) for name in ds.variables]
+    bounds = [bounds] if isinstance(bounds, str) else bounds
     for name in (x, y, *([by] if by else []), *bounds):
         choice(name, "the Dataset's variable", names)
         if ds[name].dims != ("case",):
@@ -162,7 +163,9 @@ def plot_constants(ds: xr.Dataset, *, ax: Axes, parts: Sequence[str] | None = No
         parts: which of "attention" and "block"; those that the Dataset has if None.
     """
     there = [part for part in ("attention", "block") if part in ds]
-    parts = there if parts is None else parts
+    parts = there if parts is None else [parts] if isinstance(parts, str) else parts
+    if not parts:
+        raise ValueError(f"parts: expected some of {there}, got none")
     for k, part in enumerate(parts):
         choice(part, "parts", there)
         texts = ds if "text" in ds.dims else ds.expand_dims("text")

@@ -10,12 +10,12 @@ from typing import Any
 
 import xarray as xr
 
-from meanfield.checks import choice, describe
+from meanfield.checks import as_path, choice
 from meanfield.errors import NoCases
 from meanfield.figures.canvas import style
 from meanfield.figures.legends import with_room
 from meanfield.habits import with_hints
-from meanfield.results.atomic import check_replaceable, write_whole
+from meanfield.results.atomic import check_replaceable, make_folder, write_whole
 
 # What each kind of file says of who made it; an SVG without its date is the same each time.
 _SIGNED: dict[str, dict[str, Any]] = {
@@ -40,18 +40,20 @@ def save_all(
     Args:
         ds: the Dataset.
         figures: by the name of their file, functions of a Dataset and ``ax=``.
-        folder: where to; it exists.
+        folder: where to; it is made if it is not there.
         stem: what the files' names begin with.
         formats: the files of each, of "png", "pdf" and "svg".
 
     Returns:
         The paths, and a sentence in place of a figure for which the Dataset has no cases.
     """
+    formats = [formats] if isinstance(formats, str) else formats
     formats = [choice(one, "formats", _SIGNED) for one in dict.fromkeys(formats)]
-    if not isinstance(figures, Mapping):
+    folder = as_path(folder, "folder")
+    if not isinstance(figures, Mapping) or not all(map(callable, figures.values())):
         raise TypeError(
             "figures: expected functions by the names of their files, such as "
-            f"{{'growth': plot_growth}}, got {describe(figures)}"
+            f"{{'growth': plot_growth}}, got {figures!r:.80}"
         )
     made: list[Path | str] = []
     for name, draw in figures.items():
@@ -61,7 +63,8 @@ def save_all(
             made.append(f"no figure {name}: {error}")
             continue
         for suffix, data in drawn.items():
-            path = Path(folder) / f"{stem}{'-' * bool(stem)}{name}.{suffix}"
+            path = folder / f"{stem}{'-' * bool(stem)}{name}.{suffix}"
+            make_folder(path.parent)
             write_whole(check_replaceable(path), data)
             made.append(path)
     return made

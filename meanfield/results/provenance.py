@@ -69,10 +69,20 @@ def _line(record: Mapping[str, Any]) -> str:
 
 
 def read_provenance(ds: xr.Dataset) -> dict[str, Any]:
-    """The provenance of a Dataset, decoded; empty if it has none."""
+    """The provenance of a Dataset, decoded; empty if it has none.
+
+    Raises:
+        ValueError: what it has is not that of this library.
+    """
     from meanfield.results.shapes import as_dataset  # loads xarray
 
-    return json.loads(as_dataset(ds).attrs.get("provenance", "{}"))
+    text = as_dataset(ds).attrs.get("provenance", "{}")
+    try:
+        return dict(json.loads(text))
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"ds: expected a provenance of this library, one line of JSON, got {text!r:.80}"
+        ) from error
 
 
 def versions() -> dict[str, str]:

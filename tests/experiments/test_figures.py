@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 import itertools
 import re
+import shutil
 
 import numpy as np
 import pytest
@@ -224,10 +225,11 @@ def test_only_missing_cases_are_answered_by_a_missing_figure(ds, tmp_path):
     both = masked | {"plain": FIGURES["growth-in-radius"]}
     said, made = figures.save_all(plain, both, tmp_path)
     assert "no figure masked: the Dataset has no case" in str(said)
-    figures.save_all(plain, both, tmp_path, stem="again")  # whoever does not look at the answer
-    assert made.read_bytes() == (tmp_path / "again-plain.png").read_bytes()
-    for file in tmp_path.iterdir():
-        file.unlink()
+    new = tmp_path / "a" / "b"  # whoever does not look at the answer
+    figures.save_all(plain, both, new, stem="again", formats="png")
+    assert made.read_bytes() == (new / "again-plain.png").read_bytes()
+    shutil.rmtree(new.parent)
+    made.unlink()
 
     def broken(ds: xr.Dataset, *, ax) -> None:
         ax.set_title(r"$\\beta$")  # a formula that is none
@@ -376,6 +378,18 @@ def test_values_that_six_digits_do_not_tell_apart_have_all():
         rows = xr.Dataset({"y": ("case", [1.0, 2.0])}, {"x": ("case", [1.0, 2.0])})
         ax = figures.plot_growth(rows.assign_coords(k=("case", values)), x="x", y="y", by="k")
         assert ax.get_legend_handles_labels()[1] == [f"k = {value}" for value in values]
+
+
+def test_one_name_may_stand_for_a_list_of_one(ds):
+    layers = {"layer": [0, 1]}, {"model": "m", "length": 3}
+    names = ("attention", "attention_upper", "attention_converged")
+    rows = xr.Dataset({name: ("layer", [1.0, 2.0]) for name in names}, *layers)
+    shown = figures.plot_constants(rows, parts="attention").get_legend_handles_labels()[1]
+    assert shown == figures.plot_constants(rows).get_legend_handles_labels()[1]
+    with pytest.raises(ValueError, match=r"parts: expected some of \['attention'\], got none"):
+        figures.plot_constants(rows, parts=[])
+    ax = figures.plot_growth(ds, x="radius", y="value", bounds="theorem_3_5")
+    assert ds.theorem_3_5.long_name in ax.get_legend_handles_labels()[1]
 
 
 def test_two_settings_of_an_experiment_never_have_one_label(ds):
