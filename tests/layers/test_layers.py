@@ -365,10 +365,10 @@ def test_bounds_in_single_precision_are_above_the_constant():
         assert float(whole) <= F.global_upper <= float(whole) * (1 + 1e-4)
 
 
-@pytest.mark.parametrize("dim", [3, 24, 200])
+@pytest.mark.parametrize("dim", [3, 24, 80])
 @pytest.mark.parametrize("make", [LayerNorm, RMSNorm, lambda gain: Pointwise(torch.sin)])
 def test_of_one_map_in_two_precisions_the_single_one_has_the_larger_bound(make, dim):
-    for seed in range(30):
+    for seed in range(10):
         g = torch.Generator().manual_seed(seed)
         gain, points = torch.rand(dim, generator=g) + 0.5, torch.randn(3, dim, generator=g)
         single, exact = (
