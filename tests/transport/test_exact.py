@@ -87,6 +87,15 @@ def test_uniform_clouds_in_many_dimensions_are_assigned(name: str, p: int) -> No
         assert solve_w2(np.stack([x, x]), np.stack([y, x])).method == "identity + assignment"
 
 
+def test_a_chain_that_assignments_do_not_prove_goes_to_the_simplex() -> None:
+    x = np.zeros((300, 8))
+    x[:, 0] = 10 * np.arange(300)
+    found = solve_w2(x, x + np.array([6.0, *np.zeros(7)]))
+    assert found.method == "simplex"
+    assert float(found.value) == pytest.approx(6, rel=1e-12)
+    assert float(found.relative_width) < 1e-11
+
+
 @pytest.mark.parametrize("sizes", [[7, 12, 40, 80], [80]])
 def test_potentials_of_permutations_reach_along_chains(sizes: list[int]) -> None:
     """A chain of s atoms moves along by one, and the others of 80 stay: s steps prove it."""

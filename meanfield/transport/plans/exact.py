@@ -25,6 +25,9 @@ _PIVOTS = 10**12  # the default of POT, 1e5, silently moves 15 to 78 % of the ma
 _LEAST_MASS = 1e-300  # atoms of weight 0 make the core return meaningless potentials
 _REFINEMENTS = 4
 _FORD_ROUNDS, _FORD_GAP = 400, 1e-13
+# Normal clouds and clusters of a thousand atoms take 60 rounds. A chain of atoms, each of which is
+# nearly as near to the next one's partner, takes one for each: the simplex is faster then.
+_FEW_ROUNDS = 100
 # Uniform batches by assignments: with 10 and 30 atoms in half the time of the simplex, with 50 in
 # nine tenths. Their potentials cost a few problems more than the simplex does.
 _ASSIGNED, _FEW = 32, 16
@@ -56,7 +59,7 @@ def solve_dense(problem: Problem, *, rtol: float, by_simplex: bool = False) -> I
     those = slice(None) if todo.all() else todo
     if is_uniform and (is_many or is_wide) and not by_simplex:
         sigma, core = np.zeros(a.shape, np.int64) + np.arange(n), "assignment"
-        sigma[those], g[those] = assignments(costs[those])
+        sigma[those], g[those] = assignments(costs[those], _FEW_ROUNDS)
         sigma = sigma.reshape(problem.a.shape)
         plan = SparsePlan(np.broadcast_to(np.arange(n), sigma.shape), sigma, problem.logs_a)
     else:
@@ -66,7 +69,10 @@ def solve_dense(problem: Problem, *, rtol: float, by_simplex: bool = False) -> I
         plan = _sparse(plans.reshape(problem.costs.shape))
     roads = ("identity", is_near.any()), (core, todo.any())
     method = " + ".join(name for name, is_taken in roads if is_taken)
-    return certified(problem, plan, g.reshape(problem.b.shape), method=method, rtol=rtol)
+    answer = certified(problem, plan, g.reshape(problem.b.shape), method=method, rtol=rtol)
+    if core == "assignment" and is_wide and is_open(answer, rtol):
+        return solve_dense(problem, rtol=rtol, by_simplex=True)
+    return answer
 
 
 def _sparse(plans: np.ndarray) -> SparsePlan:
@@ -147,8 +153,11 @@ def simplexes(a: np.ndarray, b: np.ndarray, costs: np.ndarray) -> tuple[np.ndarr
     return plans, g
 
 
-def assignments(costs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Optimal permutations (k, n) of square costs (k, n, n), and potentials g (k, n)."""
+def assignments(costs: np.ndarray, rounds: int = _FORD_ROUNDS) -> tuple[np.ndarray, np.ndarray]:
+    """Optimal permutations (k, n) of square costs (k, n, n), and potentials g (k, n).
+
+    The potentials are those after this many rounds, see `_permutation_potentials`.
+    """
     from scipy.optimize import linear_sum_assignment
 
     # Least costs of rows and of columns taken away first: a third of the time, or less.
@@ -156,10 +165,12 @@ def assignments(costs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     reduced -= reduced.min(1, keepdims=True)
     each = [linear_sum_assignment(cost)[1] for cost in reduced]
     sigma = np.array(each, np.int64).reshape(costs.shape[:2])
-    return sigma, _permutation_potentials(costs, sigma)
+    return sigma, _permutation_potentials(costs, sigma, rounds)
 
 
-def _permutation_potentials(costs: np.ndarray, sigma: np.ndarray) -> np.ndarray:
+def _permutation_potentials(
+    costs: np.ndarray, sigma: np.ndarray, rounds: int = _FORD_ROUNDS
+) -> np.ndarray:
     """Potentials g (k, n) of optimal permutations: g_σ(i) = C_iσ(i) − fᵢ, fᵢ = min_j C_ij − g_j.
 
     Repeated, this is Bellman–Ford in the residual graph; it converges in at most n rounds. By
@@ -174,7 +185,7 @@ def _permutation_potentials(costs: np.ndarray, sigma: np.ndarray) -> np.ndarray:
     along = matched.diagonal().T.copy()
     g, grew = np.zeros_like(along), np.ones(len(along), bool)
     least = np.full_like(along, np.inf)
-    for _ in range(_FORD_ROUNDS):
+    for _ in range(rounds):
         seen = matched if grew.all() else matched[grew]
         least = np.minimum(least, (seen - g[grew, None]).min(0))
         new = along - least
