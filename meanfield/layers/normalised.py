@@ -149,7 +149,11 @@ class _Norm(Particlewise):
         """x̂ ``(*batch, n, d)`` and the spread σ ``(*batch, n, 1)``."""
         check_dim(mu, self.dim)
         check_same_kind(self.weight, "the weight", mu.points, "the measure")
-        z = mu.points - mu.points.mean(-1, keepdim=True) if self._centred else mu.points
+        z = mu.points
+        if self._centred:
+            z = z - z.mean(-1, keepdim=True)
+            # Far from the origin the mean is rounded, by a mean of what is left.
+            z = z - z.mean(-1, keepdim=True)
         unit = units(z, math.sqrt(self.eps))
         z = z / unit
         square = z.square().mean(-1, keepdim=True) + self.eps / unit / unit
