@@ -198,6 +198,8 @@ def _on_kernel(
         g, (*batch, H, n), and how many steps, 0 and 0 where a number leaves its range; the
         normalised Pᵢⱼtⱼ and its residual where they are the answer, else None.
     """
+    if not scores.numel():
+        return torch.zeros_like(logs.expand(scores.shape[:-1])), 0, None
     softmax_p = softmax.p(scores + logs[..., None, :], blind)
     masses = logs.exp()
     seen = masses > 0

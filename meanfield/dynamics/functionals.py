@@ -70,8 +70,11 @@ def cluster_count(mu: ParticleMeasure, scale: float) -> Tensor:
         tensor(2)
     """
     scale = number(scale, "scale", least=0)
-    if check_measure(mu).batch_shape:
-        return torch.stack([cluster_count(one, scale) for one in mu])
+    if shape := check_measure(mu).batch_shape:
+        counts = [cluster_count(one, scale) for one in mu]
+        if not counts:
+            return torch.zeros(shape, dtype=torch.int64, device=mu.device)
+        return torch.stack(counts)
     merged, _ = merge_labelled(mu, scale, across_positions=True)
     return torch.tensor(merged.n_particles, device=mu.device)
 

@@ -176,7 +176,8 @@ class Adaptive:
         return errors[0] ** 2 / math.hypot(errors[0], 0.1 * errors[1])
 
     def _largest(self, of: Tensor, room: Tensor, absent: Tensor) -> float:
-        return float((self._lengths(of) / room).masked_fill(absent, 0.0).max())
+        shares = (self._lengths(of) / room).masked_fill(absent, 0.0)
+        return float(shares.max()) if shares.numel() else 0.0
 
     def _lengths(self, of: Tensor) -> Tensor:
         try:

@@ -293,6 +293,13 @@ def test_a_batch_is_its_members():
         np.testing.assert_array_equal(ds.log_weights[k], one.log_weights)
 
 
+@pytest.mark.parametrize("settings", [{"method": "rk4", "step": 0.1}, {"method": "dopri5"}])
+def test_the_flow_of_an_empty_batch_is_empty(settings):
+    A, V, mu = case()
+    ds = dynamics.flow(attention(A, V), stack([mu])[:0], TIMES, **settings)
+    assert ds.sizes == {"time": len(TIMES), "case": 0, "particle": 7, "feature": D}
+
+
 def test_the_flow_can_be_differentiated():
     A, V, mu = case(18)
     F = attention(A, V)

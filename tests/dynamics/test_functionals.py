@@ -61,6 +61,8 @@ def test_a_batch_is_its_members(name):
     together = FUNCTIONALS[name](stack(members))
     for k, mu in enumerate(members):
         torch.testing.assert_close(together[k], FUNCTIONALS[name](mu))
+    none = FUNCTIONALS[name](stack(members)[:0])
+    assert none.shape == (0,) and none.dtype == together.dtype
 
 
 def test_the_energy_neither_overflows_nor_vanishes():

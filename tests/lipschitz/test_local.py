@@ -43,6 +43,7 @@ def test_an_empty_batch_has_an_empty_answer(shape):
         SelfAttention(layer),
         SelfAttention(layer, causal=True),
         SelfAttention(layer, kernel=kernels.l2),
+        SelfAttention(layer, normalization=normalizations.sinkhorn()),
         lambda nu: nu.replace(2 * nu.points),
     ):
         for geometry in ("wasserstein", "euclidean"):
