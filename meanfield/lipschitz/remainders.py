@@ -34,6 +34,8 @@ from torch import Tensor
 _EXACT = 2**27
 # Tokens up to which all pairs of values are compared; of more, their distances from a mean.
 _PAIRS = 1024
+# The least r of which r³ is a number; what is asked of it grows with r.
+_LEAST = 1e-100
 
 
 class Tokens(NamedTuple):
@@ -82,7 +84,7 @@ class Side(NamedTuple):
         φ is what e^t is above its Taylor polynomial of degree order − 1. It is at most
         t²/2 · κ of the largest |t|.
         """
-        kappa = (log_factors + _LOG_EXCESS[order](self.reach(epsilon))).exp()
+        kappa = (log_factors + _log_excess(self.reach(epsilon), order)).exp()
         return 0.5 * epsilon**2 * _top(self.gradients.mT @ (kappa[..., None] * self.gradients))
 
     def quadratic(self, signed: Tensor, vectors: Tensor, epsilon: float) -> Tensor:
@@ -108,20 +110,10 @@ def _top(moments: Tensor) -> Tensor:
     return torch.where(known, torch.linalg.eigvalsh(safe)[..., -1].clamp_min(0), math.inf)
 
 
-def _log_second(r: Tensor) -> Tensor:
-    """log 2(e^r − 1 − r)/r², from its series where that would cancel."""
-    rest = -torch.expm1(-r) - r * (-r).exp()
-    return torch.where(r > 1e-3, r + (2 * rest).log() - 2 * r.log(), (1 + r / 3 + r**2 / 11).log())
-
-
-def _log_third(r: Tensor) -> Tensor:
-    """log 2(e^r − 1 − r − r²/2)/r², likewise."""
-    rest = -torch.expm1(-r) - r * (-r).exp() * (1 + 0.5 * r)
-    series = r / 3 * (1 + r / 4 + r**2 / 19)
-    return torch.where(r > 1e-2, r + (2 * rest).log() - 2 * r.log(), series.log())
-
-
-_LOG_EXCESS = {2: _log_second, 3: _log_third}
+def _log_excess(r: Tensor, order: int) -> Tensor:
+    """log 2(e^r − Σ_{j<order} r^j/j!)/r²; what is left of the series is e^r P(order, r)."""
+    r = r.clamp_min(_LEAST)
+    return r + (2 * torch.special.gammainc(torch.full_like(r, order), r)).log() - 2 * r.log()
 
 
 def bounded(
