@@ -23,7 +23,7 @@ from meanfield.linalg.evidence import (
 from meanfield.linalg.linear_map import LinearMap
 from meanfield.linalg.solvers import NormSolver
 from meanfield.linalg.upper_end import is_at_most, per_share, start_tangent, upper_end
-from meanfield.linalg.vectors import normalised, random_vectors
+from meanfield.linalg.vectors import normalised
 
 # Steps between two looks: each decomposes the small matrices, and waits for a device. At 64 atoms
 # in 16 dimensions a constant takes 37 ms on the CPU with a look a step and 28 with one in four.
@@ -93,14 +93,7 @@ def _iterated(
     linear_map: LinearMap, rtol: float, upper_rtol: float, solver: Lanczos, *, blocks: int
 ) -> Candidate:
     """Neighbours in the batch form groups of `blocks`; of each the largest norm must converge."""
-    draw = random_vectors(
-        math.prod(linear_map.batch_shape),
-        linear_map.columns,
-        dtype=linear_map.dtype,
-        device=linear_map.device,
-        generator=as_generator(solver.generator),
-    )
-    start = normalised(draw)[0]  # uniform on the sphere
+    start = _random_start(linear_map, as_generator(solver.generator))
     miss = _MISS[linear_map.dtype] if solver.miss is None else solver.miss
     miss = min(max(miss, _HIDDEN[linear_map.dtype] * per_share(linear_map.columns)), 1.0)
     tangent = _SLACK * start_tangent(linear_map.columns, miss)
@@ -138,6 +131,13 @@ def _iterated(
         gap=gap.to(start).reshape(shape),
         n_matvecs=process.products,
     )
+
+
+def _random_start(linear_map: LinearMap, generator: torch.Generator) -> Tensor:
+    """Uniform on the sphere, for each map of the flattened batch."""
+    shape = math.prod(linear_map.batch_shape), linear_map.columns
+    draw = torch.randn(shape, dtype=linear_map.dtype, generator=generator, device=generator.device)
+    return normalised(draw.to(linear_map.device))[0]
 
 
 def _top_triples(process: Bidiagonalisation) -> tuple[Tensor, Tensor, Tensor, Tensor]:

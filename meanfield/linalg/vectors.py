@@ -1,4 +1,4 @@
-"""Long vectors: random ones, and lengths to the last digits and over the whole number range."""
+"""Long vectors: lengths to the last digits and over the whole number range."""
 
 from __future__ import annotations
 
@@ -55,14 +55,6 @@ def units(vectors: Tensor, least: float = 0.0) -> Tensor:
     """
     least = max(least, torch.finfo(vectors.dtype).tiny)
     return power_of_two(vectors.detach().abs().amax(-1, keepdim=True).clamp_min(least))
-
-
-def random_vectors(
-    *shape: int, dtype: torch.dtype, device: torch.device, generator: torch.Generator
-) -> Tensor:
-    """Standard normal entries, drawn on the generator's device and moved."""
-    draw = torch.randn(*shape, dtype=dtype, generator=generator, device=generator.device)
-    return draw.to(device)
 
 
 def lengths_in_range(vectors: Tensor) -> Tensor:
