@@ -176,7 +176,9 @@ def tied_norms(par: AttentionParameters) -> tuple[bool, np.ndarray, int]:
     """
     queries, keys = as_floats(par.query), as_floats(par.per_head(par.key))
     sizes = np.linalg.norm(queries, 2, axis=(-2, -1))
-    tied = _same(queries, keys) and _same_bias(par)
+    tied = np.array_equal(queries, keys) and (par.query_bias is None) == (par.key_bias is None)
+    if tied and par.query_bias is not None:
+        tied = np.array_equal(as_floats(par.query_bias), as_floats(par.per_head(par.key_bias)))
     return tied, np.abs(as_floats(par.scale)) * sizes**2, min(queries.shape[-2:])
 
 
@@ -209,10 +211,10 @@ def _heads(layer: Any) -> tuple[_Heads, list[np.ndarray]]:
     par = found.parameters
     if found.norm is not None:
         raise ValueError("layer: expected L2 attention alone, got a chain of a norm and a layer")
-    if not isinstance(layer, AttentionParameters) and found.score.kind != "l2":
+    if not isinstance(layer, AttentionParameters) and found.attention.score.kind != "l2":
         raise ValueError(
             "layer: expected L2 attention, SelfAttention(parameters, kernel=kernels.l2), got "
-            f"kernel {found.score.kind}"
+            f"kernel {found.attention.score.kind}"
         )
     queries = as_floats(par.query)
     values = as_floats(par.per_head(par.value))
@@ -243,13 +245,3 @@ def _outside(par: AttentionParameters) -> float:
     """What rounding may leave of values outside the span of their queries, relatively."""
     kind = np.float32 if par.query.element_size() == 4 else np.float64
     return _OUTSIDE * par.query.shape[-2] * float(np.finfo(kind).eps)
-
-
-def _same(a: np.ndarray, b: np.ndarray) -> bool:
-    return a.shape == b.shape and bool((a == b).all())
-
-
-def _same_bias(par: AttentionParameters) -> bool:
-    if par.query_bias is None or par.key_bias is None:
-        return par.query_bias is par.key_bias
-    return _same(as_floats(par.query_bias), as_floats(par.per_head(par.key_bias)))

@@ -13,7 +13,6 @@ from meanfield.bounds.theorems import theorem_3_3
 from meanfield.checks import as_floats, describe
 
 if TYPE_CHECKING:
-    from meanfield.attention.kernels.kernel import Score
     from meanfield.attention.parameters import AttentionParameters
     from meanfield.attention.self_attention import SelfAttention
     from meanfield.maps import Map
@@ -75,16 +74,6 @@ class Layer:
     def parameters(self) -> AttentionParameters:
         """Its matrices, the gain of a norm before it absorbed."""
         return self.attention.parameters
-
-    @property
-    def causal(self) -> bool:
-        """Whether it is masked."""
-        return self.attention.causal
-
-    @property
-    def score(self) -> Score:
-        """The scores under its softmax."""
-        return self.attention.score
 
     @cached_property
     def _wide(self) -> AttentionParameters:

@@ -209,21 +209,8 @@ def tokens(
     return out(np.minimum(joint, assembled(v, apart, turned)))
 
 
-def kernel_norm(c: Any) -> Any:
-    """D(c) = sup (∫ w²|e + ⟨e, y − m⟩u|² dμ)^½ over measures on B_R, |u|R ≤ c and |e| = 1.
-
-    It increases in c, and is (3√3/8) c e^c (1 + o(1)).
-
-    Args:
-        c: numbers ≥ 0.
-
-    Source: this package, see `mean_field`.
-    """
-    with np.errstate(over="ignore"):
-        return out(np.exp(_logs(np.minimum(norms(c, "c"), 1e300))[1]))
-
-
 def _logs(c: np.ndarray) -> Logs:
+    # D(c) = sup (∫ w²|e + ⟨e, y − m⟩u|² dμ)^½ over measures on B_R, |u|R ≤ c and |e| = 1.
     with np.errstate(over="ignore"):
         top, steep = 2 * c + np.log1p(2 * c), np.log1p(2 * c)
         return np.log(np.hypot(1.0, c)), 0.5 * (top + steep + np.log(_peak(c))), top

@@ -134,7 +134,7 @@ def table(
     mu = None if points is None else _in_ball(points, radius, n)
     n = n if mu is None else mu.n_particles
     question = Question.of(known, radius, n, mu)
-    rows = [each.row(question) for each in statements(known.score.kind)]
+    rows = [each.row(question) for each in statements(known.attention.score.kind)]
     columns: dict[str, Any] = dict(
         zip((*_HEADER, "reason"), zip(*map(astuple, rows), strict=True), strict=True)
     )

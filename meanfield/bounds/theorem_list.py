@@ -55,10 +55,10 @@ def _values_fit(theorem: Callable[[Any, Any], float]) -> Ask:
 
 _BILINEAR = Ask(
     "the kernel is not the dot product under the softmax",
-    lambda q: q.layer.score.kind == "dot product",
+    lambda q: q.layer.attention.score.kind == "dot product",
 )
-_UNMASKED = Ask("the layer is masked", lambda q: not q.layer.causal)
-_MASKED = Ask("the layer is not masked", lambda q: q.layer.causal)
+_UNMASKED = Ask("the layer is masked", lambda q: not q.layer.attention.causal)
+_MASKED = Ask("the layer is not masked", lambda q: q.layer.attention.causal)
 _COUNTED = Ask("the number of tokens is not given", lambda q: q.n is not None)
 _PLACED = Ask("no points are given", lambda q: q.points is not None)
 _FIRST = Ask("a norm comes before attention", lambda q: q.layer.norm is None)
@@ -98,7 +98,7 @@ def _mean_field(question: Question) -> float:
 def _capped(question: Question, causal: bool) -> float:
     layer = question.layer
     return question.joined(
-        capped_mean_field, tau=layer.score.tau, causal=causal, key_shift=layer.key_shift
+        capped_mean_field, tau=layer.attention.score.tau, causal=causal, key_shift=layer.key_shift
     )
 
 

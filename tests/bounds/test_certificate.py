@@ -26,7 +26,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from meanfield.bounds.sharp import kernel_norm
+from meanfield import bounds
+from tests.bounds.bounds_oracles import kernel_norm
 from tests.bounds.intervals import Interval, exp, interval
 
 SPLIT = 0.25  # c below: series at 0; above: 1/c, down to 0
@@ -261,8 +262,7 @@ def test_the_enclosures_hold_the_formulas(c):
 
 @pytest.mark.parametrize("c", [0.05, 1.0, 9.0])
 def test_the_steps_by_hand_hold_for_random_laws(c):
-    rng = np.random.default_rng(1)
-    worst = 0.0
+    rng, worst, most = np.random.default_rng(1), 0.0, kernel_norm(c) ** 2
     for _ in range(150):
         k = rng.integers(2, 6)
         weight = rng.dirichlet(np.full(k, 0.5))
@@ -275,8 +275,8 @@ def test_the_steps_by_hand_hold_for_random_laws(c):
         turned = e + c * s[:, None] * np.array([1.0, 0.0])
         light = weight @ np.exp(-c * y[:, 0])
         phi = light * (weight @ (np.exp(c * y[:, 0]) * (turned**2).sum(1)))
-        assert phi <= kernel_norm(c) ** 2 * (1 + 1e-12)
-        worst = max(worst, phi / kernel_norm(c) ** 2)
+        assert phi <= most * (1 + 1e-12)
+        worst = max(worst, phi / most)
         # On the circle: the matrix of the claim.
         circle = y / np.linalg.norm(y, axis=1, keepdims=True)
         s = (circle - weight @ circle) @ e
@@ -298,14 +298,10 @@ def test_the_steps_by_hand_hold_for_random_laws(c):
 
 
 def test_the_maximum_over_two_poles_is_found():
-    c = np.concatenate([[0.0], np.logspace(-3, 2.5, 60)])
-    t = np.linspace(0, 1, 20_001)
-    for one in c:
-        product = (t * math.exp(-2 * one) + 1 - t) * (
-            t * (1 + 2 * (1 - t) * one) ** 2
-            + (1 - t) * math.exp(-2 * one) * (1 - 2 * t * one) ** 2
-        )
-        expected = math.exp(min(one, 300.0)) * math.sqrt(product.max())
-        if one <= 300:
-            assert expected <= kernel_norm(one) * (1 + 1e-12)
-            assert kernel_norm(one) <= expected * (1 + 1e-7)
+    """D(c) stands in the bounds; the one-sided one is ½(D + √(1+c²)) + c."""
+    means = np.linspace(-1, 1, 20_001)
+    for c in [0.0, *np.logspace(-3, 2.4, 60)]:
+        D = math.exp(c) * math.sqrt(poles(means, c).max())
+        expected, found = (D + math.hypot(1, c)) / 2 + c, bounds.one_sided(c, 1.0, 1.0)
+        assert expected <= found * (1 + 1e-12)
+        assert found <= expected * (1 + 1e-7)

@@ -18,12 +18,12 @@ from meanfield.attention.kernels import alibi, cosine, l2, qk_norm, rotary, soft
 from meanfield.attention.normalizations import sigmoid, sink
 from meanfield.bounds.layer import Layer
 from meanfield.bounds.rates import mean_field_by_rate
-from meanfield.bounds.sharp import kernel_norm
 from meanfield.layers import Chain, LayerNorm
 from meanfield.lipschitz import local_lipschitz
 from meanfield.measures import ParticleMeasure
 from tests import oracles, strategies
 from tests.bounds import bounds_oracles
+from tests.bounds.bounds_oracles import kernel_norm
 
 F64 = torch.float64
 

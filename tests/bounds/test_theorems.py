@@ -19,7 +19,6 @@ from meanfield.bounds.diracs import two_dirac_entry
 from meanfield.bounds.layer import joined_heads
 from meanfield.bounds.rates import exponential_rate, mean_field_by_rate
 from meanfield.bounds.scores import by_oscillation
-from meanfield.bounds.sharp import kernel_norm
 from meanfield.lipschitz import local_lipschitz
 from meanfield.measures import ParticleMeasure
 from tests import oracles
@@ -70,7 +69,8 @@ def test_the_papers_lower_bound_keeps_the_sign_of_its_factor(gamma, radius, n):
     ],
 )
 def test_the_sharp_formulas_agree_with_the_oracle(c):
-    assert kernel_norm(c) == pytest.approx(bounds_oracles.kernel_norm(c), rel=1e-12)
+    half = (bounds_oracles.kernel_norm(c) + math.hypot(1.0, c)) / 2
+    assert bounds.one_sided(4 * c, 0.5, 0.5) == pytest.approx((half + c) / 2, rel=3e-12)
     for p in ORDERS:
         expected = bounds_oracles.mean_field(c, p)
         assert bounds.mean_field(4 * c, 0.5, 0.5, p=p) == pytest.approx(expected / 2, rel=1e-11)
@@ -236,7 +236,7 @@ def test_everything_broadcasts_and_nothing_is_nan():
         bounds.theorem_3_5(A, V, R),
         bounds.proposition_3_4(A, R, math.inf),
         bounds.proposition_3_4(-A, R, 3),
-        kernel_norm(A),
+        bounds.one_sided(A, V, R),
     ]
     assert all((values >= 0).all() for values in found)
     # What vanishes does so whatever the rest says.
