@@ -131,16 +131,6 @@ def test_steps_that_fit_are_not_one_more_by_rounding():
         assert ds.evaluations[-1] == count
 
 
-def test_by_default_the_steps_are_as_short_as_the_flow_needs():
-    F = SelfAttention(AttentionParameters.from_bilinear([[0.0]], [[1.0]]))
-    mu = ParticleMeasure([[1.0], [3.0]])
-    mean = 2 * math.exp(10.0)
-    assert dynamics.flow(F, mu, [0, 10]).points[-1].mean() == pytest.approx(mean, rel=1e-5)
-    assert float(dynamics.FlowMap(F, 10.0)(mu).points.mean()) == pytest.approx(mean, rel=1e-5)
-    constants = dynamics.stability(F, mu, [0, 5.0]).constant
-    assert float(constants[-1]) == pytest.approx(math.exp(5.0), rel=1e-5)
-
-
 @pytest.mark.parametrize(("method", "peer"), [("dopri5", "RK45"), ("dop853", "DOP853")])
 def test_one_coordinate_takes_the_steps_that_scipy_takes(method, peer):
     def F(mu):
@@ -190,14 +180,6 @@ def test_adaptive_steps_are_refused_where_values_are_hidden():
 
     with pytest.raises(ValueError, match="vmap hides"):
         torch.func.vmap(end)(mu.points[None])
-
-
-def test_without_scores_gaps_stay_and_the_mean_grows_exponentially():
-    _, _, mu = case(7)
-    F = attention(torch.zeros(D, D, dtype=torch.float64), torch.eye(D, dtype=torch.float64))
-    ds = dynamics.flow(F, mu, [0.0, 2.0], method=PRECISE)
-    expected = mu.points + math.expm1(2.0) * mu.mean()
-    np.testing.assert_allclose(ds.points[-1], expected, rtol=1e-10)
 
 
 def test_euler_with_step_one_is_the_residual_network():
@@ -316,6 +298,21 @@ def test_the_flow_can_be_differentiated():
     torch.testing.assert_close(tangent, difference, rtol=1e-6, atol=1e-8)
 
 
+def test_flow_maps_compose_and_end_where_the_flow_does():
+    A, V, mu = case(31)
+    F = attention(A, V)
+    whole = dynamics.FlowMap(F, 1.0, method="rk4", step=0.1, constraint="sphere")
+    first = dynamics.FlowMap(F, 0.4, method="rk4", step=0.1, constraint="sphere")
+    rest = dynamics.FlowMap(F, 0.6, method="rk4", step=0.1, constraint="sphere")
+    torch.testing.assert_close(rest(first(mu)).points, whole(mu).points, rtol=0, atol=1e-12)
+    ds = dynamics.flow(F, mu, [0, 1], method="rk4", step=0.1, constraint="sphere")
+    np.testing.assert_array_equal(ds.points[-1], whole(mu).points)
+    still = dynamics.FlowMap(F, 0.0)
+    torch.testing.assert_close(still(mu).points, mu.points)
+    with pytest.raises(ValueError, match="time: expected a number ≥"):
+        dynamics.FlowMap(F, -1.0)
+
+
 # --- coalescing ---
 
 
@@ -394,6 +391,23 @@ def test_every_variable_says_what_it_is_and_where_it_comes_from():
     np.testing.assert_array_equal(ds.evaluations, [0, 16, 40])
     for k, x in enumerate(torch.as_tensor(ds.points.values)):
         np.testing.assert_allclose(ds.moments[k], moments(mu.replace(x)), atol=1e-15)
+
+
+def test_the_measure_at_a_time_is_that_of_the_flow():
+    A, V, mu = case(30, positioned=True)
+    F = attention(A, V, causal=True)
+    ds = dynamics.flow(F, mu, [0, 0.3, 0.6], method="rk4", step=0.1)
+    for k, index in ((0, 0), (2, -1)):
+        found = dynamics.measure_at(ds, index)
+        np.testing.assert_array_equal(found.points, ds.points[k])
+        assert torch.equal(found.log_weights, mu.log_weights)
+        assert torch.equal(found.positions, mu.positions)
+    with pytest.raises(TypeError, match=r"got Dataset; dynamics\.measure_at\(ds, -1\)"):
+        dynamics.cluster_count(ds, 0.1)
+    with pytest.raises(IndexError, match="one of the 3 times"):
+        dynamics.measure_at(ds, 3)
+    with pytest.raises(ValueError, match="keep_points=True"):
+        dynamics.measure_at(dynamics.flow(F, mu, [0, 0.1], keep_points=False), 0)
 
 
 def test_functionals_alone_can_be_kept():
