@@ -59,9 +59,14 @@ constants[["attention", "block", "block_upper", "block_bound"]].to_dataframe().r
 
 # %%
 # ``_upper`` holds but for the probability ``_miss``, ``_bound`` always; ``bounds=False`` leaves
-# the latter out, which takes most of the time, and ``layers=[0, 2]`` other layers.
-# ``figures.plot_constants`` draws all three. The network:
+# the latter out, which takes most of the time, and ``layers=[0, 2]`` other layers. The network:
 print(float(constants.network), "at most", float(constants.network_upper))
+
+# %%
+# All three in a figure. Of several texts, of one length or not, each has its curve.
+texts = ["how far does a small change of one token spread ?", "a cloud of tokens is a measure ."]
+with figures.style():
+    figures.plot_constants(source.constants(texts))
 
 # %%
 # One layer
@@ -110,6 +115,10 @@ settings = replace(
 ds = real_text.run(settings, progress=False)
 with figures.style():
     real_text.figures["constants"](ds)
+
+# %%
+# All its figures in files, and a sentence in place of each that needs other cases:
+print(len(figures.save_all(ds, real_text.figures, folder, formats=("png", "pdf"))), "lines")
 
 # %%
 # The Dataset has everything that was measured; it is plain xarray, and a file of it keeps where
