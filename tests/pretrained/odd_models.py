@@ -18,7 +18,8 @@ import transformers
 
 from meanfield import pretrained
 from meanfield.pretrained.registry import FAMILIES
-from tests.pretrained.small_models import drawn_again, in_float64
+from meanfield.pretrained.verification import InFloat64
+from tests.pretrained.small_models import drawn_again
 
 _DECODERS = (
     "llama",
@@ -110,7 +111,7 @@ def verdict(folder, model_class):
     ).eval()
     given = source.family.inputs.sample(source.model)
     (arguments,) = source.family.inputs.runs(source.model, None, given).arguments
-    with torch.no_grad(), in_float64():
+    with torch.no_grad(), InFloat64():
         cache = {} if "pixel_values" in arguments else {"use_cache": False}
         expected = oracle(**arguments, **cache).last_hidden_state[0]
     mu = source.embeddings(given)

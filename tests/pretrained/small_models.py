@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import functools
 
 import torch
 
 from meanfield import pretrained
+from meanfield.pretrained.verification import InFloat64, recorded
 
 _COMMON = {"vocab_size": 50, "num_hidden_layers": 3}
 _ENCODER = {
@@ -133,36 +133,6 @@ def drawn_again(model, generator, spread=0.3):
         parameter.copy_(one + spread * draw)
 
 
-@contextlib.contextmanager
-def in_float64():
-    """Leaves out the casts to float32 that are written into the models of transformers.
-
-    RMSNorm, the angles of rotary positions and the eager softmax are computed in float32
-    whatever the dtype of the weights, so that their outputs are known to 1e-7 only.
-    """
-    softmax, to, single = torch.nn.functional.softmax, torch.Tensor.to, torch.Tensor.float
-
-    def double(self, *args, **kwargs):
-        if self.dtype == torch.float64 or not self.dtype.is_floating_point:
-            args = tuple(torch.float64 if a == torch.float32 else a for a in args)
-            kwargs = {
-                k: torch.float64 if k == "dtype" and v == torch.float32 else v
-                for k, v in kwargs.items()
-            }
-        return to(self, *args, **kwargs)
-
-    def in_double(scores, dim=None, dtype=None, **rest):
-        return softmax(scores, dim=dim, dtype=torch.float64, **rest)
-
-    torch.Tensor.to, torch.Tensor.float = double, torch.Tensor.double
-    torch.nn.functional.softmax = in_double
-    try:
-        yield
-    finally:
-        torch.Tensor.to, torch.Tensor.float = to, single
-        torch.nn.functional.softmax = softmax
-
-
 # Where the output projection of attention is in a block, by model type.
 _OUTPUTS = {
     **dict.fromkeys(("bert", "roberta", "xlm-roberta", "electra"), "attention.output.dense"),
@@ -175,38 +145,14 @@ class Run:
     """One run of the model of transformers: what enters and leaves its modules, in order."""
 
     def __init__(self, source, tokens):
-        model = source.model
-        blocks = _blocks(model)
         output = _OUTPUTS.get(source.architecture, "self_attn.o_proj")
-        self.attention, self.blocks = [], []
-        hooks = []
-        for block in set(blocks):
-            attention = block.get_submodule(output)
-            hooks.append(attention.register_forward_hook(self._keep(self.attention)))
-            hooks.append(block.register_forward_hook(self._keep(self.blocks), with_kwargs=True))
-        with in_float64(), torch.no_grad():
-            self.last = model(input_ids=tokens, use_cache=False).last_hidden_state
-        for hook in hooks:
-            hook.remove()
-
-    @staticmethod
-    def _keep(where):
-        def hook(module, positional, *rest):
-            out = rest[-1]
-            named = rest[0] if len(rest) == 2 else {}
-            entered = positional[0] if positional else named["hidden_states"]
-            where.append((entered, out[0] if isinstance(out, tuple) else out))
-
-        return hook
-
-
-def _blocks(model):
-    if hasattr(model, "h"):
-        return list(model.h)
-    if hasattr(model, "layers"):
-        return list(model.layers)
-    if hasattr(model, "transformer"):
-        return list(model.transformer.layer)
-    if hasattr(model.encoder, "layer"):
-        return list(model.encoder.layer)
-    return [group.albert_layers[0] for group in model.encoder.albert_layer_groups]
+        blocks = source.family.blocks(source.model)
+        outputs = [block.get_submodule(output) for block in blocks]
+        with (
+            InFloat64(),
+            torch.no_grad(),
+            recorded(outputs) as self.attention,
+            recorded(blocks) as self.blocks,
+        ):
+            run = source.model(input_ids=tokens, use_cache=False)
+        self.last = run.last_hidden_state

@@ -10,9 +10,10 @@ import torch
 from meanfield import ParticleMeasure, pretrained
 from meanfield.maps import linearize
 from meanfield.pretrained.registry import FAMILIES, family_of
+from meanfield.pretrained.verification import InFloat64
 
 pytest.importorskip("transformers")
-from tests.pretrained.small_models import CASES, EXPERTS, Run, in_float64, small
+from tests.pretrained.small_models import CASES, EXPERTS, Run, small
 
 N = 9
 
@@ -46,7 +47,7 @@ def close(found, expected, accuracy=1e-12):
 def test_attention_blocks_and_network_are_those_of_the_model(source):
     ids = tokens(2, N)
     run = Run(source, ids)
-    with in_float64():
+    with InFloat64():
         clouds = source.attention_inputs(ids)
         mu = source.embeddings(ids)
     assert len(run.attention) == len(run.blocks) == source.n_layers == 3
@@ -66,7 +67,7 @@ def test_attention_blocks_and_network_are_those_of_the_model(source):
 def test_attention_is_read_of_mixtures_of_experts_and_their_blocks_are_not(source):
     ids = tokens(2, N)
     run = Run(source, ids)
-    with in_float64():
+    with InFloat64():
         clouds = source.attention_inputs(ids)
     for layer in range(3):
         mu = ParticleMeasure.from_sequence(clouds[layer])
@@ -139,7 +140,7 @@ def module_map(source, block=None):
 )
 def test_derivatives_are_those_of_the_model_by_automatic_differentiation(source):
     n = 4
-    with in_float64():
+    with InFloat64():
         mu = source.embeddings(tokens(n))
         F, module = source.network(length=n), module_map(source)
         x = mu.points.clone().requires_grad_()

@@ -11,7 +11,7 @@ import torch
 
 from meanfield import ParticleMeasure, pretrained
 from tests.pretrained import small_models
-from tests.pretrained.small_models import small
+from tests.pretrained.small_models import Run, small
 
 transformers = pytest.importorskip("transformers")
 
@@ -23,23 +23,6 @@ def ids(*shape):
     return torch.randint(0, 50, shape, generator=torch.Generator().manual_seed(2))
 
 
-def in_model_outputs(model, tokens):
-    """What each attention layer returns inside the model, output projection included."""
-    seen = {}
-    if model.architecture == "gpt2":
-        modules = [block.attn for block in model.model.h]
-    else:  # the projection, before dropout, residual and norm
-        modules = [layer.attention.output.dense for layer in model.model.encoder.layer]
-    hooks = [
-        module.register_forward_hook(lambda m, _, out: seen.__setitem__(m, out))
-        for module in modules
-    ]
-    model.model(input_ids=tokens, use_cache=False)
-    for hook in hooks:
-        hook.remove()
-    return [out[0] if isinstance(out, tuple) else out for out in map(seen.get, modules)]
-
-
 def ours(model, layer, clouds):
     return model.attention(layer)(ParticleMeasure.from_sequence(clouds)).points
 
@@ -49,7 +32,7 @@ def test_gpt2_is_causal_whatever_its_attention_does_alone(implementation):
     model = small("gpt2")
     model.model.set_attn_implementation(implementation)
     tokens = ids(2, 9)
-    expected = in_model_outputs(model, tokens)[1]
+    expected = Run(model, tokens).attention[1].left
     clouds = model.attention_inputs(tokens)[1]
     assert model.causal
     assert torch.allclose(ours(model, 1, clouds), expected, rtol=1e-11, atol=1e-11)
@@ -97,8 +80,8 @@ def test_the_scaling_of_gpt2_is_read_from_its_configuration(by_width, by_depth):
     width = 6**-0.5 if by_width else 1.0
     assert scales == pytest.approx([width / (layer + 1 if by_depth else 1) for layer in range(3)])
     tokens = ids(2, 7)
-    clouds, expected = model.attention_inputs(tokens), in_model_outputs(model, tokens)
-    assert torch.allclose(ours(model, 2, clouds[2]), expected[2], rtol=1e-11, atol=1e-11)
+    clouds, expected = model.attention_inputs(tokens), Run(model, tokens).attention[2].left
+    assert torch.allclose(ours(model, 2, clouds[2]), expected, rtol=1e-11, atol=1e-11)
 
 
 def test_heads_of_gpt2_are_blocks_of_columns():
@@ -257,6 +240,7 @@ def test_minilm_is_a_pretrained_bert_with_its_tokenizer(capfd):
     tokens = model.encode("Alice was beginning to get very tired")
     assert model.tokenizer.decode(tokens) == "alice was beginning to get very tired"
     clouds = model.attention_inputs(tokens[None])
-    expected = in_model_outputs(model, tokens[None])
+    run = Run(model, tokens[None])
     for layer in range(6):
-        assert torch.allclose(ours(model, layer, clouds[layer]), expected[layer], atol=1e-12)
+        expected = run.attention[layer].left
+        assert torch.allclose(ours(model, layer, clouds[layer]), expected, atol=1e-12)

@@ -10,11 +10,12 @@ import torch
 
 from meanfield import ParticleMeasure, pretrained
 from meanfield.measures import split
+from meanfield.pretrained.verification import InFloat64
 
 pytest.importorskip("transformers")
 from transformers import BatchEncoding, BertTokenizer
 
-from tests.pretrained.small_models import in_float64, small
+from tests.pretrained.small_models import small
 
 IDS = torch.arange(3, 10)
 _WORDS = ["a", "cloud", "of", "tokens", "is", "measure"]
@@ -90,7 +91,7 @@ def test_texts_of_several_lengths_are_each_what_the_model_makes_of_them_alone(so
     same(mu, source.embeddings(texts()))
     found = source.network(length=7)(mu).points
     for row, text in enumerate(texts()):
-        with torch.no_grad(), in_float64():
+        with torch.no_grad(), InFloat64():
             alone = source.model(input_ids=text[None], use_cache=False).last_hidden_state[0]
         assert float((found[row, : len(text)] - alone).abs().max()) <= 1e-12 * alone.abs().max()
 
@@ -99,7 +100,7 @@ def test_token_types_reach_the_model(sources):
     source = sources["bert"]
     types = torch.tensor([0, 0, 0, 1, 1, 1, 1])
     mu = source.embeddings(BatchEncoding({"input_ids": IDS, "token_type_ids": types}))
-    with torch.no_grad(), in_float64():
+    with torch.no_grad(), InFloat64():
         run = source.model(input_ids=IDS[None], token_type_ids=types[None])
     assert torch.allclose(source.network()(mu).points, run.last_hidden_state[0], atol=1e-12)
     assert not torch.allclose(mu.points, source.embeddings(IDS).points)

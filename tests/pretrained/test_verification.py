@@ -8,12 +8,13 @@ import pytest
 import torch
 
 from meanfield import pretrained
+from meanfield.pretrained.verification import InFloat64
 
 pytest.importorskip("transformers")
 import transformers
 
 from tests.pretrained.odd_models import campaign
-from tests.pretrained.small_models import drawn_again, in_float64
+from tests.pretrained.small_models import drawn_again
 
 _SIZES = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 50}
 _SIZES |= {"intermediate_size": 17, "max_position_embeddings": 32, "pad_token_id": 0}
@@ -115,7 +116,7 @@ IDS = torch.arange(3, 10)
 
 
 def own_output(model):
-    with torch.no_grad(), in_float64():
+    with torch.no_grad(), InFloat64():
         return model(input_ids=IDS[None]).last_hidden_state[0]
 
 
@@ -141,7 +142,7 @@ def is_masked(model):
     """Whether the first token is blind to the second."""
     other = IDS.clone()
     other[1] = 20
-    with torch.no_grad(), in_float64():
+    with torch.no_grad(), InFloat64():
         a, b = (model(input_ids=ids[None]).last_hidden_state[0, 0] for ids in (IDS, other))
     return float((a - b).abs().max()) < 1e-9
 

@@ -8,11 +8,12 @@ import torch
 from meanfield import ParticleMeasure, pretrained
 from meanfield.lipschitz import local_lipschitz
 from meanfield.maps import linearize
+from meanfield.pretrained.verification import InFloat64
 
 pytest.importorskip("transformers")
 from transformers import ViTForImageClassification
 
-from tests.pretrained.small_models import drawn_again, in_float64
+from tests.pretrained.small_models import drawn_again
 
 _SIZES = {"hidden_size": 12, "intermediate_size": 20, "num_attention_heads": 3}
 _SIZES |= {"num_hidden_layers": 2, "num_channels": 2, "image_size": [4, 6], "patch_size": 2}
@@ -38,7 +39,7 @@ def images(source, *batch, seed=2):
 
 
 def own(source, pixels):
-    with torch.no_grad(), in_float64():
+    with torch.no_grad(), InFloat64():
         return source.model(pixel_values=pixels).last_hidden_state
 
 
@@ -77,7 +78,7 @@ def test_derivatives_are_those_of_the_model_by_automatic_differentiation():
             x = layer(x[None], None)[0]
         return source.model.layernorm(x)
 
-    with in_float64():
+    with InFloat64():
         dense = torch.func.jacrev(network)(mu.points).reshape(7 * 12, -1)
     found = linearize(source.network(), mu).atoms.to_dense()
     assert float((found - dense).abs().max()) <= 1e-10 * float(dense.abs().max())
