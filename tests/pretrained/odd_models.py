@@ -68,12 +68,12 @@ def odd_fields(kind, draw):
     return fields
 
 
-def sizes(kind, draw):
+def sizes(kind, *, groups=2, width=6, biases=True):
     """Of a model of two layers whose heads may be grouped."""
     if kind == "vit":
         return {"hidden_size": 12, "intermediate_size": 20, "num_attention_heads": 3} | {
             **{"num_hidden_layers": 2, "num_channels": 1, "image_size": 4, "patch_size": 2},
-            "qkv_bias": draw.random() < 0.5,
+            "qkv_bias": biases,
         }
     if kind == "gpt2":
         return {"n_layer": 2, "n_head": 4, "n_embd": 24, "n_positions": 32, "vocab_size": 50}
@@ -82,33 +82,42 @@ def sizes(kind, draw):
     own = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 50}
     own |= {"intermediate_size": 17, "max_position_embeddings": 32, "pad_token_id": 0}
     if kind in _DECODERS:
-        own |= {"num_key_value_heads": draw.choice((1, 2, 4))}
-        own |= {} if kind in ("qwen2", "olmo2", "phi3") else {"head_dim": draw.choice((4, 6, 8))}
+        own |= {"num_key_value_heads": groups}
+        own |= {} if kind in ("qwen2", "olmo2", "phi3") else {"head_dim": width}
     return own | ({"embedding_size": 10} if kind in ("albert", "electra") else {})
 
 
-def checkpoint(folder, kind, draw):
-    """A folder with random weights of ordinary sizes and odd fields; its class."""
+def built(kind, odd=None, *, head="Model", seed=1, **how):
+    """A model of transformers all of whose parameters are random."""
     stem = FAMILIES[kind].stem
-    config = getattr(transformers, f"{stem}Config")(**sizes(kind, draw))
-    model = getattr(transformers, f"{stem}Model")(config)
-    model = model.double()
-    drawn_again(model, torch.default_generator)
-    model.save_pretrained(folder)
+    with torch.random.fork_rng(devices=[]):
+        config = getattr(transformers, f"{stem}Config")(**sizes(kind, **how), **(odd or {}))
+        model = getattr(transformers, stem + head)(config).double().eval()
+    drawn_again(model, torch.Generator().manual_seed(seed))
+    return model.requires_grad_(False)
+
+
+def saved(folder, kind, odd, **how):
+    """A checkpoint of ordinary weights whose config.json has the odd fields."""
+    built(kind, **how).save_pretrained(folder)
     path = Path(folder) / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | odd_fields(kind, draw)))
-    return getattr(transformers, f"{stem}Model")
+    path.write_text(json.dumps(json.loads(path.read_text()) | odd))
+    return folder
 
 
-def verdict(folder, model_class):
+def oracle_of(folder, kind):
+    """The model of a checkpoint as transformers has it."""
+    loader = getattr(transformers, f"{FAMILIES[kind].stem}Model").from_pretrained
+    return loader(folder, dtype=torch.float64, attn_implementation="eager").eval()
+
+
+def verdict(folder, kind):
     """ "right", "refused" or what is wrong."""
     try:
         source = pretrained.load(folder)
     except ValueError as error:
         return "refused", str(error)
-    oracle = model_class.from_pretrained(
-        folder, dtype=torch.float64, attn_implementation="eager"
-    ).eval()
+    oracle = oracle_of(folder, kind)
     given = source.family.inputs.sample(source.model)
     (arguments,) = source.family.inputs.runs(source.model, None, given).arguments
     with torch.no_grad(), InFloat64():
@@ -123,13 +132,14 @@ def verdict(folder, model_class):
 def campaign(count, seed):
     """Verdicts of so many models, and what each wrong one was."""
     draw, counts, wrong = random.Random(seed), Counter(), []
-    torch.manual_seed(seed)
     for _ in range(count):
         kind = draw.choice([kind for kind in FAMILIES if FAMILIES[kind].block])
+        how = {"groups": draw.choice((1, 2, 4)), "width": draw.choice((4, 6, 8))}
+        how |= {"biases": draw.random() < 0.5, "seed": draw.randrange(2**32)}
         with tempfile.TemporaryDirectory() as folder:
-            model_class = checkpoint(folder, kind, draw)
+            saved(folder, kind, odd_fields(kind, draw), **how)
             fields = (Path(folder) / "config.json").read_text()
-            ending, reason = verdict(folder, model_class)
+            ending, reason = verdict(folder, kind)
         counts[kind, ending] += 1
         if ending == "wrong":
             wrong.append((kind, reason, fields))

@@ -11,105 +11,59 @@ from meanfield import pretrained
 from meanfield.pretrained.verification import InFloat64
 
 pytest.importorskip("transformers")
-import transformers
 
-from tests.pretrained.odd_models import campaign
-from tests.pretrained.small_models import drawn_again
+from tests.pretrained.odd_models import built, campaign, oracle_of, saved
 
-_SIZES = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 50}
-_SIZES |= {"intermediate_size": 17, "max_position_embeddings": 32, "pad_token_id": 0}
-_DECODER = _SIZES | {"num_key_value_heads": 2, "head_dim": 6}
-_QWEN = {k: v for k, v in _DECODER.items() if k != "head_dim"}
-_GPT2 = {"n_layer": 2, "n_head": 4, "n_embd": 24, "n_positions": 32, "vocab_size": 50}
 _WINDOWS = {"use_sliding_window": True, "sliding_window": 3}
 _ROPE = {"rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 16}
 PLAIN = {"is_causal": False}
 
-# (class, its usual sizes, the odd fields of config.json)
+# The odd fields of config.json; names begin with the type.
 RIGHT = {
-    "llama, plain": ("Llama", _DECODER, PLAIN),
-    "llama, a window that it has not": ("Llama", _DECODER, {"sliding_window": 3}),
-    "llama, kinds of layers that it has not": (
-        "Llama",
-        _DECODER,
-        {"layer_types": ["sliding_attention"] * 2, "sliding_window": 3},
-    ),
-    "llama, another eps": ("Llama", _DECODER, {"rms_norm_eps": 1e-2}),
-    "bert, another eps": ("Bert", _SIZES, {"layer_norm_eps": 1e-2}),
-    "llama, linear rope": (
-        "Llama",
-        _DECODER,
-        {"rope_parameters": _ROPE | {"rope_type": "linear"}},
-    ),
-    "mistral, plain with a window": ("Mistral", _DECODER, PLAIN | {"sliding_window": 2}),
-    "mistral, kinds of layers that it has not": (
-        "Mistral",
-        _DECODER,
-        {"layer_types": ["full_attention"] * 2, "sliding_window": 3},
-    ),
-    "qwen2, plain with windows": (
-        "Qwen2",
-        _QWEN,
-        PLAIN | _WINDOWS | {"layer_types": ["full_attention", "sliding_attention"]},
-    ),
-    "qwen2, kinds of layers": (
-        "Qwen2",
-        _QWEN,
-        _WINDOWS | {"layer_types": ["sliding_attention", "full_attention"]},
-    ),
-    "qwen2, a window that is off": ("Qwen2", _QWEN, {"sliding_window": 3}),
-    "qwen3, plain": ("Qwen3", _DECODER, PLAIN),
-    "gemma, plain": ("Gemma", _DECODER, PLAIN),
-    "gemma2, plain, windows everywhere": (
-        "Gemma2",
-        _DECODER,
-        PLAIN | {"layer_types": ["sliding_attention"] * 2, "sliding_window": 2},
-    ),
-    "gpt2, plain": ("GPT2", _GPT2, PLAIN),
-    "gpt_neox, plain": ("GPTNeoX", _SIZES, PLAIN),
-    "bert, a decoder that is plain": ("Bert", _SIZES, PLAIN | {"is_decoder": True}),
-    "bert, is_causal and no decoder": ("Bert", _SIZES, {"is_causal": True}),
-    "albert, plain": ("Albert", _SIZES | {"embedding_size": 10}, PLAIN),
-    "bert, its type in bfloat16": ("Bert", _SIZES, {"dtype": "bfloat16"}),
-    "llama, attention of a hub": ("Llama", _DECODER, {"attn_implementation": "nobody/kernel"}),
-    "llama, private attention": ("Llama", _DECODER, {"_attn_implementation": "nobody/kernel"}),
+    "llama, plain": PLAIN,
+    "llama, a window that it has not": {"sliding_window": 3},
+    "llama, kinds of layers that it has not": {
+        "layer_types": ["sliding_attention"] * 2,
+        "sliding_window": 3,
+    },
+    "llama, another eps": {"rms_norm_eps": 1e-2},
+    "bert, another eps": {"layer_norm_eps": 1e-2},
+    "llama, linear rope": {"rope_parameters": _ROPE | {"rope_type": "linear"}},
+    "mistral, plain with a window": PLAIN | {"sliding_window": 2},
+    "mistral, kinds of layers that it has not": {
+        "layer_types": ["full_attention"] * 2,
+        "sliding_window": 3,
+    },
+    "qwen2, plain with windows": PLAIN
+    | _WINDOWS
+    | {"layer_types": ["full_attention", "sliding_attention"]},
+    "qwen2, kinds of layers": _WINDOWS | {"layer_types": ["sliding_attention", "full_attention"]},
+    "qwen2, a window that is off": {"sliding_window": 3},
+    "qwen3, plain": PLAIN,
+    "gemma, plain": PLAIN,
+    "gemma2, plain, windows everywhere": PLAIN
+    | {"layer_types": ["sliding_attention"] * 2, "sliding_window": 2},
+    "gpt2, plain": PLAIN,
+    "gpt_neox, plain": PLAIN,
+    "bert, a decoder that is plain": PLAIN | {"is_decoder": True},
+    "bert, is_causal and no decoder": {"is_causal": True},
+    "albert, plain": PLAIN,
+    "bert, its type in bfloat16": {"dtype": "bfloat16"},
+    "llama, attention of a hub": {"attn_implementation": "nobody/kernel"},
+    "llama, private attention": {"_attn_implementation": "nobody/kernel"},
 }
 REFUSED = {
-    "gemma, two-sided": ("Gemma", _DECODER, {"use_bidirectional_attention": True}, "is_causal"),
-    "mistral, no window": ("Mistral", _DECODER, {"sliding_window": 0}, "sliding_window ≥ 1"),
-    "qwen2, chunks": ("Qwen2", _QWEN, {"layer_types": ["chunked_attention"] * 2}, "chunked_atten"),
-    "gemma2, kinds": ("Gemma2", _DECODER, {"layer_types": ["sideways"] * 2}, "layer_types"),
+    "gemma, two-sided": ({"use_bidirectional_attention": True}, "is_causal"),
+    "mistral, no window": ({"sliding_window": 0}, "sliding_window ≥ 1"),
+    "qwen2, chunks": ({"layer_types": ["chunked_attention"] * 2}, "chunked_atten"),
+    "gemma2, kinds": ({"layer_types": ["sideways"] * 2}, "layer_types"),
     "llama, yarn in part": (
-        "Llama",
-        _DECODER,
         {"rope_parameters": _ROPE | {"rope_type": "yarn", "partial_rotary_factor": 0.5}},
         "0.5 of each head",
     ),
-    "bert, an activation": ("Bert", _SIZES, {"hidden_act": "mish"}, "activation.*'mish'"),
-    "albert, groups": (
-        "Albert",
-        _SIZES | {"embedding_size": 10},
-        {"inner_group_num": 2},
-        "inner_",
-    ),
+    "bert, an activation": ({"hidden_act": "mish"}, "activation.*'mish'"),
+    "albert, groups": ({"inner_group_num": 2}, "inner_"),
 }
-
-
-def built(stem, sizes, odd=None, kind="Model", seed=1):
-    """A model of transformers all of whose parameters are random."""
-    with torch.random.fork_rng(devices=[]):
-        config = getattr(transformers, f"{stem}Config")(**sizes, **(odd or {}))
-        model = getattr(transformers, stem + kind)(config).double().eval()
-    drawn_again(model, torch.Generator().manual_seed(seed))
-    return model.requires_grad_(False)
-
-
-def saved(folder, stem, sizes, odd):
-    """A checkpoint of ordinary weights whose config.json has the odd fields."""
-    built(stem, sizes).save_pretrained(folder)
-    path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | odd))
-    return folder
 
 
 IDS = torch.arange(3, 10)
@@ -128,11 +82,10 @@ def agrees(source, expected):
 
 @pytest.mark.parametrize("case", list(RIGHT))
 def test_an_odd_configuration_is_read_as_transformers_reads_it(tmp_path, case):
-    stem, sizes, odd = RIGHT[case]
-    folder = saved(tmp_path, stem, sizes, odd)
+    kind = case.partition(",")[0]
+    folder = saved(tmp_path, kind, RIGHT[case])
     source = pretrained.load(folder)
-    loader = getattr(transformers, f"{stem}Model").from_pretrained
-    oracle = loader(folder, dtype=torch.float64, attn_implementation="eager")
+    oracle = oracle_of(folder, kind)
     agrees(source, own_output(oracle))
     assert source.causal == bool(is_masked(oracle))
     assert source.causal in source.masks
@@ -148,11 +101,11 @@ def is_masked(model):
 
 
 @pytest.mark.parametrize("factor", [1 + 1e-4, float("nan")])
-@pytest.mark.parametrize("stem", ["Llama", "Bert"])
-def test_a_change_by_a_ten_thousandth_is_noticed(stem, factor):
+@pytest.mark.parametrize("kind", ["llama", "bert"])
+def test_a_change_by_a_ten_thousandth_is_noticed(kind, factor):
     """A hook that the reader cannot know of."""
-    model = built(stem, _DECODER if stem == "Llama" else _SIZES)
-    name = "layers.1.self_attn.o_proj" if stem == "Llama" else "encoder.layer.1.attention.self"
+    model = built(kind)
+    name = "layers.1.self_attn.o_proj" if kind == "llama" else "encoder.layer.1.attention.self"
     pretrained.read(model)
 
     def changed(module, inputs, output):
@@ -167,17 +120,15 @@ def test_a_change_by_a_ten_thousandth_is_noticed(stem, factor):
 
 @pytest.mark.parametrize("case", list(REFUSED))
 def test_a_configuration_that_is_not_read_is_refused_at_load(tmp_path, case):
-    stem, sizes, odd, message = REFUSED[case]
-    folder = saved(tmp_path, stem, sizes, odd) if case != "albert, groups" else tmp_path
-    if case == "albert, groups":
-        built(stem, sizes, odd).save_pretrained(folder)
+    odd, message = REFUSED[case]
+    folder = saved(tmp_path, case.partition(",")[0], odd)
     for verify in (True, False):
         with pytest.raises(ValueError, match=message):
             pretrained.load(folder, verify=verify)
 
 
 def test_a_mask_that_is_asked_for_is_put_on_whatever_the_configuration_says(tmp_path):
-    folder = saved(tmp_path, "Bert", _SIZES, PLAIN | {"is_decoder": True})
+    folder = saved(tmp_path, "bert", PLAIN | {"is_decoder": True})
     assert not pretrained.load(folder).causal
     source = pretrained.load(folder, causal=True)
     assert source.causal
@@ -186,7 +137,7 @@ def test_a_mask_that_is_asked_for_is_put_on_whatever_the_configuration_says(tmp_
 
 
 def test_a_head_with_tied_weights_is_left_out(tmp_path):
-    model = built("Llama", _DECODER, {"tie_word_embeddings": True}, "ForCausalLM")
+    model = built("llama", {"tie_word_embeddings": True}, head="ForCausalLM")
     model.save_pretrained(tmp_path)
     agrees(pretrained.load(tmp_path), own_output(model.model))
     agrees(pretrained.read(model), own_output(model.model))
@@ -255,14 +206,14 @@ CHANGES = {
 @pytest.mark.parametrize("case", list(CHANGES))
 def test_a_module_that_was_changed_is_refused(case):
     change, message = CHANGES[case]
-    model = built("Llama", _DECODER)
+    model = built("llama")
     change(model)
     with pytest.raises(ValueError, match=message):
         pretrained.read(model)
 
 
 def test_verification_can_be_left_out_and_structure_is_looked_at_all_the_same():
-    model = built("Llama", _DECODER)
+    model = built("llama")
     replace_activation(model)
     assert pretrained.read(model, verify=False).n_layers == 2
     adapt("layers.0.self_attn.q_proj")(model)
@@ -271,13 +222,13 @@ def test_verification_can_be_left_out_and_structure_is_looked_at_all_the_same():
 
 
 def test_what_is_read_from_a_module_and_not_from_its_configuration_is_believed():
-    model = built("Llama", _DECODER)
+    model = built("llama")
     widen_scores(model)
     agrees(pretrained.read(model), own_output(model))
 
 
 def test_a_parametrised_layer_computes_with_its_present_weights():
-    model = built("Llama", _DECODER)
+    model = built("llama")
     torch.nn.utils.parametrizations.spectral_norm(model.layers[0].self_attn.q_proj)
     model.eval()
     agrees(pretrained.read(model), own_output(model))
@@ -285,7 +236,7 @@ def test_a_parametrised_layer_computes_with_its_present_weights():
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_a_model_of_another_dtype_is_read_with_its_own_weights(dtype):
-    model = built("Bert", _SIZES).to(dtype)
+    model = built("bert").to(dtype)
     source = pretrained.read(model.train())
     assert model.training  # left as it was
     expected = torch.float32 if dtype == torch.float32 else torch.float64
@@ -297,15 +248,15 @@ def test_a_model_of_another_dtype_is_read_with_its_own_weights(dtype):
 
 
 def test_weights_of_several_dtypes_are_refused_by_name():
-    model = built("Llama", _DECODER)
+    model = built("llama")
     model.norm.bfloat16()
     with pytest.raises(ValueError, match=r"float64 \(embed_tokens.*bfloat16 \(norm\.weight\)"):
         pretrained.read(model)
 
 
 def test_a_checkpoint_is_read_in_its_own_precision_whatever_its_configuration_says(tmp_path):
-    folder = saved(tmp_path, "Bert", _SIZES, {"dtype": "bfloat16", "torch_dtype": "float16"})
-    weight = built("Bert", _SIZES).encoder.layer[0].attention.self.query.weight
+    folder = saved(tmp_path, "bert", {"dtype": "bfloat16", "torch_dtype": "float16"})
+    weight = built("bert").encoder.layer[0].attention.self.query.weight
     for verify in (True, False):
         query = pretrained.load(folder, verify=verify).parameters(0).query
         assert torch.equal(query.flatten(0, 1), weight)
@@ -315,7 +266,7 @@ def test_a_checkpoint_is_read_in_its_own_precision_whatever_its_configuration_sa
     "outside", ["../model.safetensors", "/etc/hostname", "a/b.safetensors", ".."]
 )
 def test_an_index_that_points_outside_its_folder_is_refused(tmp_path, outside):
-    folder = saved(tmp_path, "Bert", _SIZES, {})
+    folder = saved(tmp_path, "bert", {})
     index = {"metadata": {}, "weight_map": {"embeddings.LayerNorm.weight": outside}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(ValueError, match="names of files beside it"):
@@ -326,14 +277,14 @@ def test_an_index_that_points_outside_its_folder_is_refused(tmp_path, outside):
 
 
 def test_an_adapter_beside_the_weights_is_refused(tmp_path):
-    folder = saved(tmp_path, "Bert", _SIZES, {})
+    folder = saved(tmp_path, "bert", {})
     (folder / "adapter_config.json").write_text("{}")
     with pytest.raises(ValueError, match="merge it first"):
         pretrained.load(folder)
 
 
 def test_shards_of_a_checkpoint_are_read(tmp_path):
-    model = built("Bert", _SIZES)
+    model = built("bert")
     model.save_pretrained(tmp_path, max_shard_size="5KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 1
     agrees(pretrained.load(tmp_path), own_output(model))
