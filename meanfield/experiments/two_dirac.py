@@ -112,8 +112,10 @@ def cases(s: Settings) -> list[dict[str, Any]]:
     """The configurations: sequences, weighted pairs, and pairs with the crowd at the origin.
 
     Raises:
-        ValueError: a sequence of one token, which is no pair.
+        ValueError: a sequence of one token, which is no pair; a dimension below 1.
     """
+    if flat := [d for d in s.dims if d < 1]:
+        raise ValueError(f"dims: expected whole numbers ≥ 1, got {flat[0]}")
     if unfit := [n for n in s.n_tokens if n != 0 and n < 2]:
         raise ValueError(f"n_tokens: expected 0, or 2 and more, got {unfit[0]}; leave it out")
     pairs = []

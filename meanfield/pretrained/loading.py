@@ -171,6 +171,8 @@ def _of_transformers(model: Any, causal: bool | None, name: str, tokenizer: Any)
 
 def _readable(source: Transformer, verify: bool) -> Transformer:
     """The same; what cannot be read is refused here and not at the first use."""
+    if not source.n_layers:
+        raise ValueError(f"{source.name}: expected a model of one layer or more, got none")
     for layer in range(source.n_layers):
         (source.attention if source.family.block is None else source.block)(layer, length=1)
     if verify:

@@ -98,6 +98,8 @@ def test_a_sequence_has_two_tokens_or_more_and_none_is_no_sequence():
     assert two_dirac.cases(with_none) == two_dirac.cases(some)
     with pytest.raises(ValueError, match="n_tokens: expected 0, or 2 and more, got 1"):
         two_dirac.cases(replace(TINY, n_tokens=(2, 1)))
+    with pytest.raises(ValueError, match="dims: expected whole numbers ≥ 1, got 0"):
+        two_dirac.cases(replace(TINY, dims=(1, 0)))
 
 
 def test_without_secants_there_is_no_figure_of_them(ds):

@@ -166,6 +166,7 @@ def test_a_model_in_the_cache_is_found_without_a_network(monkeypatch, tmp_path):
     [
         ("random:gpt2", {"causal": False, "config": SMALL_GPT2}, "which is masked"),
         ("random:gpt2", {"config": {"n_layers": 2}}, r"no fields \['n_layers'\]"),
+        ("random:gpt2", {"config": SMALL_GPT2 | {"num_hidden_layers": 0}}, "one layer or more"),
         ("random:opt", {}, "one of random:bert, random:roberta"),
         ("gpt2", {"config": {"n_layer": 2}}, "only random models"),
         ("random:bert", {"dtype": torch.float16}, "float32 or torch.float64"),
