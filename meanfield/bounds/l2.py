@@ -176,9 +176,11 @@ def tied_norms(par: AttentionParameters) -> tuple[bool, np.ndarray, int]:
     """
     queries, keys = as_floats(par.query), as_floats(par.per_head(par.key))
     sizes = np.linalg.norm(queries, 2, axis=(-2, -1))
-    tied = np.array_equal(queries, keys) and (par.query_bias is None) == (par.key_bias is None)
-    if tied and par.query_bias is not None:
-        tied = np.array_equal(as_floats(par.query_bias), as_floats(par.per_head(par.key_bias)))
+    tied = np.array_equal(queries, keys)
+    if par.query_bias is None or par.key_bias is None:
+        tied &= par.query_bias is par.key_bias
+    else:
+        tied &= np.array_equal(as_floats(par.query_bias), as_floats(par.per_head(par.key_bias)))
     return tied, np.abs(as_floats(par.scale)) * sizes**2, min(queries.shape[-2:])
 
 
