@@ -29,18 +29,6 @@ from tests import oracles
 F64 = torch.float64
 
 
-def diagonal(values: torch.Tensor) -> LinearMap:
-    """Maps with these singular values (*batch, n) along the axes."""
-    return LinearMap(
-        matvec=lambda x: values[..., None] * x,
-        rmatvec=lambda x: values[..., None] * x,
-        in_shape=(values.shape[-1], 1),
-        out_shape=(values.shape[-1], 1),
-        batch_shape=values.shape[:-1],
-        dtype=values.dtype,
-    )
-
-
 def seeded(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
@@ -172,8 +160,7 @@ def test_the_upper_end_of_blocks_may_come_from_a_block_that_is_not_the_largest()
     sharp = torch.zeros(200, dtype=F64)
     sharp[0] = 1.0
     flat = torch.linspace(0.98, 0.5, 200, dtype=F64)
-    J = diagonal(torch.stack([sharp, flat]))
-    J = LinearMap(J.matvec, J.rmatvec, J.in_shape, J.out_shape, J.batch_shape)
+    J = LinearMap.diagonal(torch.stack([sharp, flat])[..., None])
 
     def solver():
         return Lanczos(max_steps=3, generator=seeded(0))
@@ -195,18 +182,14 @@ def test_a_block_that_may_be_the_largest_counts_until_it_has_converged():
     sharp = torch.zeros(200, dtype=F64)
     sharp[0] = 1.0
     flat = torch.linspace(1.02, 0.5, 200, dtype=F64)
+    J = LinearMap.diagonal(torch.stack([sharp, flat])[..., None])
     found, block = largest_block_norm(
-        diagonal(torch.stack([sharp, flat])),
-        upper_rtol=math.inf,
-        solver=Lanczos(max_steps=4),
-        strict=False,
+        J, upper_rtol=math.inf, solver=Lanczos(max_steps=4), strict=False
     )
     assert int(block) == 0
     assert not bool(found.converged)
     assert float(found.error) > 1e-4
-    whole, block = largest_block_norm(
-        diagonal(torch.stack([sharp, flat])), solver=Lanczos(), rtol=1e-6
-    )
+    whole, block = largest_block_norm(J, solver=Lanczos(), rtol=1e-6)
     assert int(block) == 1
     assert float(whole.value) == pytest.approx(1.02, rel=1e-6)
 
@@ -232,7 +215,7 @@ def misled(
     values: torch.Tensor, starts: int, upper_rtol: float = 0.01, **settings
 ) -> tuple[int, int, float]:
     """How many of so many starts converge more than rtol off, or miss the upper end."""
-    J = diagonal(values.double().expand(starts, -1))
+    J = LinearMap.diagonal(values.double().expand(starts, -1)[..., None])
     solver = Lanczos(generator=seeded(1), **settings)
     found = operator_norm(J, upper_rtol=upper_rtol, solver=solver, strict=False)
     off = 1 - found.value / values.double().max()
