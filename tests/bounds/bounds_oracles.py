@@ -186,34 +186,7 @@ def two_dirac_lower(c: float, p: float) -> float:
     )
 
 
-def linearisation(
-    A: np.ndarray, points: np.ndarray, weights: np.ndarray, positions: np.ndarray | None = None
-) -> tuple[np.ndarray, np.ndarray]:
-    """J (n, n, d, d) of plain or masked attention with V = I, by double loops, and Covᵢ A."""
-    n, d = points.shape
-    J, fields = np.zeros((n, n, d, d)), np.zeros((n, d, d))
-    for i in range(n):
-        u = A @ points[i]
-        seen = np.ones(n, bool) if positions is None else positions <= positions[i]
-        scores = np.where(seen, points @ u, -np.inf)
-        share = weights * np.exp(scores - scores.max())
-        share = share / share.sum()
-        mean = share @ points
-        centred = points - mean
-        for j in range(n):
-            J[i, j] = share[j] * (np.eye(d) + np.outer(centred[j], u))
-        fields[i] = (share[:, None] * centred).T @ centred @ A
-        J[i, i] += fields[i]
-    return J, fields
-
-
 def order_norm(J: np.ndarray, weights: np.ndarray, p: float) -> float:
-    """The L^p(weights) norm on the line (d = 1): columns for p = 1, rows for p = ∞, SVD for 2."""
-    matrix = np.abs(J[:, :, 0, 0]) if p != 2 else J[:, :, 0, 0]
-    if p == 1:
-        return float((weights[:, None] * matrix / weights).sum(0).max())
-    if p == 2:
-        root = np.sqrt(weights)
-        return float(np.linalg.norm(root[:, None] * matrix / root, 2))
-    assert p == math.inf
-    return float(matrix.sum(1).max())
+    """The L^p(weights) norm on the line (d = 1), p = 1, 2 or ∞."""
+    root = weights ** (1 / p)
+    return float(np.linalg.norm(root[:, None] * J / root, p))

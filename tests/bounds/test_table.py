@@ -394,14 +394,11 @@ def test_radii_broadcast_and_bad_arguments_are_refused():
     assert together[1] == Layer.of(par).theorem_3_3(2.0, 7)
     with pytest.raises(ValueError, match="radius: expected a number > 0"):
         bounds.table(par, 0.0)
-    with pytest.raises(KeyError, match=r"Thm 3\.5"):
-        bounds.table(par, 1.0).row("Thm 9")
-
-
-def test_a_table_of_no_tokens_is_refused():
     for n in (0, -3):
         with pytest.raises(ValueError, match="n: expected a whole number ≥ 1, got"):
-            bounds.table(AttentionParameters.random(1), 1.0, n=n)
+            bounds.table(par, 1.0, n=n)
+    with pytest.raises(KeyError, match=r"Thm 3\.5"):
+        bounds.table(par, 1.0).row("Thm 9")
 
 
 def test_a_dataset_holds_the_table():

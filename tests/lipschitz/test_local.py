@@ -139,28 +139,6 @@ def test_constants_on_the_device_agree(device):
     torch.testing.assert_close(there.splitting.cpu(), here.splitting)
 
 
-@pytest.mark.parametrize("geometry", ["wasserstein", "euclidean"])
-@pytest.mark.parametrize("where", ["layer", "points"])
-def test_a_layer_that_is_being_trained_has_the_same_constant(where, geometry):
-    generator = torch.Generator().manual_seed(0)
-    plain = AttentionParameters.random(4, n_heads=2, generator=generator)
-    points = torch.randn(60, 4, dtype=F64, generator=generator)
-    expected = local_lipschitz(SelfAttention(plain), ParticleMeasure(points), geometry=geometry)
-    par = plain
-    if where == "layer":
-        par = AttentionParameters(
-            *(x.clone().requires_grad_() for x in (plain.query, plain.key, plain.value)),
-            output=plain.output,
-        )
-    else:
-        points = points.clone().requires_grad_()
-    for solver in (None, Lanczos()):
-        found = local_lipschitz(
-            SelfAttention(par), ParticleMeasure(points), geometry=geometry, solver=solver
-        )
-        torch.testing.assert_close(found.value.detach(), expected.value, rtol=1e-4, atol=0)
-
-
 class TwoSpectra(Map):
     """The derivative of the atoms is one multiple of 1, that of the field has a spectrum."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 import mpmath
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -28,21 +27,17 @@ ORDERS = (1.0, 2.0, math.inf)
 def test_on_the_line_it_is_the_norm_of_the_dense_matrix_of_atoms_stored_twice(p):
     F = SelfAttention(AttentionParameters.from_bilinear([[-0.7]], [[1.0]]))
     mu = ParticleMeasure([[1.0], [-0.4], [0.3]], weights=[0.2, 0.5, 0.3])
-    twice = split(mu)
-    J, _ = bounds_oracles.linearisation(
-        np.array([[-0.7]]), twice.points.numpy(), twice.weights.numpy()
-    )
+    layer = {"query": [[[-0.7]]], "key": [[[1.0]]], "value": [[[1.0]]], "scale": 1.0}
+
+    def expected(nu):
+        J = oracles.jacobian(nu.points.numpy(), nu.log_weights.numpy(), layer)
+        return bounds_oracles.order_norm(J, nu.weights.numpy(), p)
+
     found = local_order(F, mu, p=p)
     assert float(found.lower) == pytest.approx(float(found.upper), rel=1e-12)
-    expected = bounds_oracles.order_norm(J, twice.weights.numpy(), p)
     # Two copies are enough for p = 2; for the others the supremum is over ever finer splits.
-    assert expected <= float(found.upper) * (1 + 1e-12)
-    fine = split(mu, copies=30)
-    J, _ = bounds_oracles.linearisation(
-        np.array([[-0.7]]), fine.points.numpy(), fine.weights.numpy()
-    )
-    expected = bounds_oracles.order_norm(J, fine.weights.numpy(), p)
-    assert float(found.upper) == pytest.approx(expected, rel=5e-2)
+    assert expected(split(mu)) <= float(found.upper) * (1 + 1e-12)
+    assert float(found.upper) == pytest.approx(expected(split(mu, copies=30)), rel=5e-2)
 
 
 @pytest.mark.parametrize("p", ORDERS)
@@ -155,18 +150,6 @@ def test_the_infinity_norm_is_the_largest_row_sum(kernel, causal):
     assert 4 * found.token + found.feature == int(J.abs().sum(-1).argmax())
     image = (J @ found.direction.flatten()).reshape(7, 4)
     assert float(image[found.token, found.feature]) == pytest.approx(float(found.value))
-
-
-def test_the_infinity_norm_is_the_oracle_s_of_l2_attention():
-    rng = np.random.default_rng(1)
-    W, V, output = rng.normal(size=(2, 4, 2)), rng.normal(size=(2, 4, 2)), rng.normal(size=(4, 4))
-    X = rng.normal(size=(5, 4))
-    J = oracles.jacobian_by_complex_step(lambda Y: oracles.l2_attention(Y, W, V, output), X)
-    F = SelfAttention(
-        AttentionParameters.tied_l2(*oracles.outputs_by_inputs(W, V, output)), kernel=kernels.l2
-    )
-    found = infinity_norm(F, ParticleMeasure(X))
-    assert float(found.value) == pytest.approx(np.abs(J).sum(1).max(), rel=1e-9)
 
 
 def test_the_last_row_counts_and_so_does_a_map_into_another_dimension():
