@@ -99,23 +99,18 @@ def _version(package: str) -> str | None:
         return None
 
 
-@functools.cache  # two processes; and what was imported is what ran, whatever changes later
+@functools.cache  # what was imported is what ran, whatever changes later
 def _commit() -> str | None:
     """The commit of the source tree, with "-dirty" if tracked files were changed."""
     root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():  # installed, perhaps inside another project's repository
         return None
+    always_the_hash = ("--always", "--abbrev=40", "--exclude=*")
+    command = ["git", "-C", str(root), "describe", *always_the_hash, "--dirty"]
     try:
-        head = _git(root, "rev-parse", "HEAD")
-        changed = _git(root, "status", "--porcelain", "--untracked-files=no")
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
-    return head + ("-dirty" if changed else "")
-
-
-def _git(root: Path, *arguments: str) -> str:
-    command = ["git", "-C", str(root), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
     return done.stdout.strip()
 
 
