@@ -25,7 +25,6 @@ import secrets
 import shutil
 import socket
 import time
-import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -208,12 +207,13 @@ def _is_dead(machine: str, process: int, modified: float) -> bool:
 def _machine() -> str:
     """The machine and, because containers share names of machines, the process namespace."""
     with contextlib.suppress(OSError):
-        return _digest(f"{socket.gethostname()} {os.stat('/proc/self/ns/pid').st_ino}")
-    return _digest(socket.gethostname())
+        return digest(f"{socket.gethostname()} {os.stat('/proc/self/ns/pid').st_ino}")[:8]
+    return digest(socket.gethostname())[:8]
 
 
-def _digest(text: str) -> str:
-    return f"{zlib.crc32(text.encode()):08x}"
+def digest(text: str) -> str:
+    """Sixteen digits of the SHA-256 of a text."""
+    return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:16]
 
 
 def digest_of(arrays: Mapping[str, np.ndarray]) -> str:

@@ -15,7 +15,6 @@ replaces.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import logging
 import os
@@ -31,6 +30,7 @@ import numpy as np
 import xarray as xr
 
 from meanfield.results.atomic import (
+    digest,
     is_description,
     make_folder,
     read_regular,
@@ -427,8 +427,7 @@ def _check_function(path: Path, stored: Mapping[str, Any], given: Mapping[str, A
     cure = "or accept_changed_code=True if it computes the same"
     _check_same(path, then, now, cure)
     then, now = stored["source"], given["source"]
-    # Of what has no source an older version says "".
-    if changed := {n for n in {**then, **now} if then.get(n) not in (now.get(n), "")}:
+    if changed := {n for n in {**then, **now} if then.get(n) != now.get(n)}:
         warnings.warn(
             f"{_shown(path)}: {given['configuration']['function']}: what the store was begun with "
             f"has changed since in {', '.join(sorted(changed))}; finished cases are kept as they "
@@ -459,14 +458,13 @@ def _explained(path: Path, what: str) -> Iterator[None]:
 
 
 def _checksum(data: Any) -> str:
-    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:16]
+    return digest(json.dumps(data, sort_keys=True))
 
 
 def _identity(description: Mapping[str, Any]) -> str:
     """The digest of what computes the values, which stands in every file."""
-    running = description.get("running", {})  # of an older version, beside "" as the source
-    code = {name: text or running.get(name) for name, text in description["source"].items()}
-    return _checksum([description["configuration"], description["carried"], code])
+    names = ("configuration", "carried", "source")
+    return _checksum([description[name] for name in names])
 
 
 def _shown(path: Path) -> str:

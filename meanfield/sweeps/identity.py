@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
-from meanfield.sweeps.values import NAMED, canonical, digest, name_in_store, to_json
+from meanfield.results.atomic import digest
+from meanfield.sweeps.values import NAMED, canonical, name_in_store, to_json
 
 _LONGEST = 200  # characters of a value that a message can still show; beyond them its digest
 _READS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")

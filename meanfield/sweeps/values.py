@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 
 from meanfield.checks import to_host
+from meanfield.results.atomic import digest
 
 # Made once, because `json.dumps` with these settings makes an encoder in each call.
 to_json = json.JSONEncoder(sort_keys=True, ensure_ascii=False, separators=(",", ":")).encode
@@ -103,11 +104,6 @@ def name_in_store(value: Any) -> str:
     elif module == "__main__":
         module = Path(getattr(main, "__file__", None) or "interactive").stem
     return f"{module}:{getattr(value, '__qualname__', '<no name>')}"
-
-
-def digest(text: str) -> str:
-    """Sixteen digits of the SHA-256 of a text."""
-    return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:16]
 
 
 def _reads_as_number(text: str) -> bool:
