@@ -25,10 +25,6 @@ class _Label:
     shown: bool
     attribute: bool
 
-    @property
-    def words(self) -> str:
-        return self.variable.long_name
-
 
 def labelled(
     words: str,
@@ -135,13 +131,13 @@ class Answer(Hinted):
             ValueError: no such field.
         """
         labels = cls._labels()
-        whole = words or (labels["value"].words if "value" in labels else cls.title)
+        whole = words or (labels["value"].variable.long_name if "value" in labels else cls.title)
         chosen = {part: labels[part] for part in cls._chosen(parts)}
         return tuple(
             replace(
                 label.variable,
                 name=name if part == "value" else f"{name}_{part}",
-                long_name=whole if part == "value" else f"{whole}: {label.words}",
+                long_name=whole if part == "value" else f"{whole}: {label.variable.long_name}",
                 dims=(*dims, *label.variable.dims),
             )
             for part, label in chosen.items()
@@ -166,7 +162,7 @@ class Answer(Hinted):
             if label.attribute:
                 attrs[stored] = int(value) if isinstance(value, bool) else value
             elif isinstance(value, Answer):
-                variables += value.columns(stored, words=label.words)
+                variables += value.columns(stored, words=label.variable.long_name)
                 values |= value.values(stored)
             elif name == "value" or label.beside:
                 variables += self.columns(self.noun, name)
@@ -249,7 +245,8 @@ class Answer(Hinted):
 
     def _repr_html_(self) -> str:
         labels, texts = self._labels(), self._texts()
-        return html_table(self.title, [(labels[name].words, text) for name, text in texts.items()])
+        rows = [(labels[name].variable.long_name, text) for name, text in texts.items()]
+        return html_table(self.title, rows)
 
     def _given(self) -> Iterator[tuple[str, _Label, Any]]:
         """Name, label and value of each labelled field that has a value."""
@@ -279,7 +276,7 @@ class Answer(Hinted):
 
 def _text(value: Any) -> str:
     if isinstance(value, Answer):
-        (value,) = (part for name, _, part in value._given() if name == "value")
+        value = value._number()
     if isinstance(value, str):
         return repr(value)
     array = array_of(value)

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     import xarray as xr
 
 _DIGITS, _MOST_DIGITS = 6, 17  # of a number in words
-_DTYPES = ("float64", "float32", "int64", "bool", "str")
-_FILLS: dict[str, Any] = {
+_FILLS: dict[str, Any] = {  # by type
     "float64": np.nan,
     "float32": np.nan,
     "int64": -1,
@@ -61,10 +60,8 @@ class Variable:
             raise ValueError(f"name: expected an identifier such as 'gain', got {self.name!r}")
         if isinstance(self.dims, str):
             raise TypeError(f"dims: expected a tuple such as ({self.dims!r},), got a string")
-        if self.dtype not in _DTYPES:
-            raise ValueError(
-                f"dtype of {self.name}: expected one of {_DTYPES}, got {self.dtype!r}"
-            )
+        if self.dtype not in (known := tuple(_FILLS)):
+            raise ValueError(f"dtype of {self.name}: expected one of {known}, got {self.dtype!r}")
         object.__setattr__(self, "dims", tuple(map(str, self.dims)))
         if len({*self.dims}) < len(self.dims):
             raise ValueError(f"dims of {self.name}: expected different names, got {self.dims}")

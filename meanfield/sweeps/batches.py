@@ -36,11 +36,11 @@ _INFERRED = {"b": "bool", "f": "float64", "i": "float64", "u": "float64", "U": "
 
 @dataclass(frozen=True)
 class Batch:
-    """Finished units, and the labels of their values, declared or inferred; None of neither."""
+    """Finished units, and the labels of their values, declared or inferred."""
 
     n_units: int
     columns: dict[str, np.ndarray]
-    labels: Labels | None
+    labels: Labels
     interrupt: BaseException | None = None
 
 
@@ -56,10 +56,10 @@ def run_batch(
     `begin` is called with the number of each unit before it runs, and with -1 after the last;
     the batch ends if it returns false. What is raised and not `caught`, such as Ctrl-C, ends the
     batch as well: it is in its `interrupt`, and the units before it are kept. Where no variables
-    are declared, the batch ends with the first unit that does not fail.
+    are declared, the last unit says what they are.
     """
     done: list[list[_Outcome]] = []
-    task, n_cases, interrupt = work.task, 0, None
+    n_cases, interrupt = 0, None
     end = time.monotonic() + seconds
     try:
         with _GLOBAL_GENERATORS:
@@ -67,17 +67,15 @@ def run_batch(
                 if not begin(number):
                     break
                 done.append(_outcomes(work, cases, caught))
-                values, n_cases = done[-1][0][1], n_cases + len(cases)
-                if task.variables is None and not isinstance(values, str):
-                    task = done[-1][0][2]
-                    break
+                n_cases += len(cases)
                 if n_cases >= work.most_cases or time.monotonic() > end:
                     break
     except BaseException as error:
         interrupt = error
     begin(-1)
+    task = done[-1][-1][2] if done else work.task
     columns = _collect(task, [outcome for unit in done for outcome in unit])
-    return Batch(len(done), columns, task.labels if task.variables else None, interrupt)
+    return Batch(len(done), columns, task.labels, interrupt)
 
 
 class _GlobalGenerators:
@@ -124,8 +122,7 @@ _GLOBAL_GENERATORS = _GlobalGenerators()
 
 def failed_batch(task: Task, message: str) -> Batch:
     """The batch of one case that has ended its process."""
-    labels = task.labels if task.variables else None
-    return Batch(1, _collect(task, [(1, message, task)]), labels)
+    return Batch(1, _collect(task, [(1, message, task)]), task.labels)
 
 
 def _outcomes(work: Work, cases: Sequence[Case], caught: _Caught) -> list[_Outcome]:

@@ -254,7 +254,8 @@ def _probe(plan: SweepPlan, run: Run) -> tuple[SweepPlan, list[_Piece]]:
     pieces: list[_Piece] = []
     for place in range(min(_PROBES, len(plan.cases))):
         run(plan.work(), [[place]], lambda *piece: pieces.append(piece))
-        if labels := pieces[-1][1].labels:
+        labels = pieces[-1][1].labels
+        if labels.variables:
             return plan.with_labels(labels), pieces
     raise ValueError(
         f"fn: failed at every case that was tried ({len(pieces)}), so that its variables are "
