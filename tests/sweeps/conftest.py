@@ -5,9 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
+from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -30,16 +33,26 @@ class Child:
             (os.killpg if whole_tree else os.kill)(self.pid, signal.SIGKILL)
         self.wait()
 
-    def wait(self):
+    def wait(self, seconds=300):
         if self._code is None:
+            assert select.select([self._parent.stdout], [], [], seconds)[0], "it does not end"
             self._code = int(self._parent.stdout.readline())
         return self._code
+
+
+class Done(NamedTuple):
+    """How a script has ended and what it has printed."""
+
+    code: int
+    out: str
+    err: str
 
 
 @pytest.fixture(scope="session")
 def start():
     """Start the sweep of a mode of `crash_worker`, or a script."""
     environment = {**os.environ, "PYTHONPATH": os.getcwd(), "OMP_NUM_THREADS": "1"}
+    environment["PYTHONHASHSEED"] = "1"  # another one than that of the tests
     parent = subprocess.Popen(
         [sys.executable, "-m", "tests.sweeps.crash_worker"], env=environment, text=True,
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
@@ -60,6 +73,19 @@ def start():
     parent.stdin.close()
     parent.wait()
     parent.stdout.close()
+
+
+@pytest.fixture
+def script(start, tmp_path):
+    """Write and run a script."""
+
+    def script(name, text):
+        path = tmp_path / name
+        path.write_text(text)
+        code = start("script", path).wait()
+        return Done(code, *(Path(f"{path}.{kind}").read_text() for kind in ("out", "err")))
+
+    return script
 
 
 @pytest.fixture

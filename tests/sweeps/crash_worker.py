@@ -2,10 +2,10 @@
 
 It reads a line of JSON for each child: mode, store, address of a dask scheduler or "". The child
 prints its process id when it leads a session of its own; its exit code is printed when it has
-ended. A child is where a fresh process is after its imports, without the second that these take.
+ended. A child is where a fresh process is after its imports, without the seconds that these take.
 
 Each child writes the numbers of cases that are reported as done into the file STORE.reported. In
-the mode "script" the store is a script, run as ``python NAME`` in its folder; what it prints goes
+the mode "script" the store is a script, run as ``python PATH`` in its folder; what it prints goes
 into NAME.out and NAME.err.
 """
 
@@ -89,8 +89,8 @@ def run_script(path: Path) -> None:
         os.dup2(os.open(f"{path.name}.{kind}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), descriptor)
     sys.argv = [path.name]
     try:
-        runpy.run_path(path.name, run_name="__main__")
-    except Exception:
+        runpy.run_path(str(path), run_name="__main__")
+    except BaseException:  # Ctrl-C too
         traceback.print_exc()
         raise
     finally:
@@ -106,7 +106,8 @@ def say(number: int) -> None:
 def main() -> None:
     """Load what sweeps load when they need it, then fork a child for each line."""
     with tempfile.TemporaryDirectory() as folder:
-        run("here", Path(folder) / "s")  # not "end": Zarr starts a thread, and threads do not fork
+        # Nothing is exported: Zarr starts a thread, and threads do not fork.
+        sweep(functions.NOISE, {"n": N, "repetition": [0]}, store=Path(folder) / "s")
     # That of tqdm is shared by all children, and one that is killed may hold it.
     tqdm.set_lock(threading.RLock())
     for line in sys.stdin:

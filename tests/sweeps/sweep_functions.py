@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pathlib
 import random
 import signal
 import sys
@@ -122,8 +121,8 @@ POISON_BATCHED = Task(poison_batched, [Variable("y", "twice x")], batched=True)
 
 def growing(i, seconds):
     """The first cases are the cheapest, as in most grids; a file says that they are done."""
-    if i == 40 and "MEANFIELD_TEST_REACHED" in os.environ:
-        pathlib.Path(os.environ["MEANFIELD_TEST_REACHED"]).touch()
+    if i == 40:
+        Path("reached").touch()
     time.sleep(0.001 if i < 40 else seconds)
     return {"y": 2.0 * i}
 

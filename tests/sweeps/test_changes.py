@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 import sys
 import types
 import warnings
@@ -409,14 +408,11 @@ def identities(folder: str) -> str:
     return json.dumps(found)
 
 
-def test_every_identity_is_the_same_in_another_process(tmp_path, monkeypatch):
+def test_every_identity_is_the_same_in_another_process(tmp_path, monkeypatch, script):
     monkeypatch.setitem(sys.modules, "changing", types.ModuleType("changing"))
-    code = "import sys; from tests.sweeps.test_changes import *; print(identities(sys.argv[1]))"
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True,
-        env={**os.environ, "PYTHONPATH": os.getcwd(), "PYTHONHASHSEED": "1"},
-    )  # fmt: skip
+    code = "from tests.sweeps.test_changes import *\nprint(identities('.'))"
+    done = script("run.py", code)
     here = json.loads(identities(str(tmp_path)))
     assert len(here) > 150
-    for one, other in zip(here, json.loads(done.stdout), strict=True):
+    for one, other in zip(here, json.loads(done.out), strict=True):
         assert one == other

@@ -8,13 +8,11 @@ import functools
 import os
 import subprocess
 import sys
-import textwrap
 import types
 import warnings
 from collections import deque
-from pathlib import Path
 from threading import Lock
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,55 +26,36 @@ from meanfield.sweeps.plan import make_plan
 GRID = {"x": [1.0, 2.0, 3.0]}
 
 
-class Done(NamedTuple):
-    """How a script has ended and what it has printed."""
-
-    code: int
-    out: str
-    err: str
-
-
-@pytest.fixture
-def script(start, tmp_path):
-    """Write and run a script that sweeps a function `f` into main.sweep."""
-
-    def script(name, body, **sweep_arguments):
-        path = tmp_path / name
-        arguments = ", ".join(f"{name}={value!r}" for name, value in sweep_arguments.items())
-        path.write_text(
-            f"from meanfield import sweep\n\n{textwrap.dedent(body)}\n"
-            f"if __name__ == '__main__':\n"
-            f"    ds = sweep(f, {{'x': [1.0, 2.0, 3.0]}}, store='main.sweep', {arguments})\n"
-            f"    print(ds['y'].values.tolist())\n"
-        )
-        code = start("script", path).wait()
-        return Done(code, *(Path(f"{path}.{kind}").read_text() for kind in ("out", "err")))
-
-    return script
+def sweeping(body, more=""):
+    """A script that sweeps a function into main.sweep."""
+    return (
+        f"from meanfield import sweep\n{body}\n"
+        f"if __name__ == '__main__':\n"
+        f"    ds = sweep(f, {{'x': [1.0, 2.0, 3.0]}}, store='main.sweep', {more})\n"
+        f"    print(ds['y'].values.tolist())\n"
+    )
 
 
 def test_functions_of_two_scripts_are_not_the_same_function(script):
-    first = script("a.py", "def f(x):\n    return {'y': x}\n")
+    first = script("a.py", sweeping("def f(x): return {'y': x}"))
     assert first.out == "[1.0, 2.0, 3.0]\n" and "found" not in first.err
-    second = script("b.py", "def f(x):\n    return {'y': 1000 * x}\n")
+    second = script("b.py", sweeping("def f(x): return {'y': 1000 * x}"))
     assert second.code == 1
     assert 'function: stored "a:f", now "b:f"' in second.err
 
 
 def test_a_changed_body_is_named_and_kept_cases_stay(script):
-    script("a.py", "def f(x):\n    return {'y': x}\n")
-    commented = "def f(x):\n    # in words\n    return {'y': x}\n"
-    assert "changed" not in script("a.py", commented).err
-    changed = "def f(x, scale=7.0):\n    return {'y': scale * x}\n"
-    again = script("a.py", changed)
+    script("a.py", sweeping("def f(x): return {'y': x}"))
+    changed = "def f(x, scale=7.0): return {'y': scale * x}"
+    again = script("a.py", sweeping(changed))
     assert "a:f: what the store was begun with has changed since in f; finished" in again.err
     assert again.out == "[1.0, 2.0, 3.0]\n"
-    accepted = script("a.py", changed, accept_changed_code=True)
+    accepted = script("a.py", sweeping(changed, "accept_changed_code=True"))
     assert accepted.code == 0 and "changed" not in accepted.err
 
 
 def test_a_script_that_python_runs_itself_has_the_same_identity(script, tmp_path):
-    script("a.py", "def f(x):\n    return {'y': x}\n")
+    script("a.py", sweeping("def f(x): return {'y': x}"))
     command = [sys.executable, "a.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout == "[1.0, 2.0, 3.0]\n"

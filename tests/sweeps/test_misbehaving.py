@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import pickle
 import signal
-import subprocess
 import sys
-import textwrap
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -90,39 +88,46 @@ def test_a_setting_that_a_case_changes_is_as_given_for_the_next():
 
 
 SCRIPT = """
-import sys
 from tests.sweeps import sweep_functions as f
 from meanfield.sweeps import sweep
 
 if __name__ == "__main__":
-    executor, seconds = int(sys.argv[2]) or None, float(sys.argv[3])
-    sweep(f.GROWING, {"i": range(240)}, fixed={"seconds": seconds}, store=sys.argv[1],
-          executor=executor, {more})
+    sweep(f.GROWING, {{"i": range(240)}}, fixed={{"seconds": {}}}, store="s", executor={}, {})
 """
 
 
-@pytest.fixture
-def start(tmp_path):
-    environment = {**os.environ, "PYTHONPATH": os.getcwd(), "OMP_NUM_THREADS": "1"}
-    environment["MEANFIELD_TEST_REACHED"] = str(tmp_path / "reached")
+class Growing:
+    """A script that sweeps `GROWING`, as its user at a terminal sees it."""
 
-    def start(executor, seconds, more=""):
-        (tmp_path / "run.py").write_text(SCRIPT.replace("{more}", more))
-        command = [sys.executable, "run.py", "s", str(executor), str(seconds)]
-        process = subprocess.Popen(
-            command, env=environment, cwd=tmp_path, start_new_session=True,
-            stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        while not list((tmp_path / "s").glob("grid-*")):
-            assert process.poll() is None
+    def __init__(self, start, folder, seconds, executor=None, more=""):
+        self.folder, path = folder, folder / "run.py"
+        path.write_text(SCRIPT.format(seconds, executor, more))
+        self.child = start("script", path)
+        self.wait_for(lambda: list((folder / "s").glob("grid-*")))
+
+    def wait_for(self, reached):
+        while not reached():
+            assert self.child.alive()
             time.sleep(0.02)
-        return process
 
-    return start
+    def n_kept(self):
+        done = (self.folder / "s" / "sweep.json").exists()
+        return status(self.folder / "s").n_done if done else 0
+
+    def send(self, number):
+        os.killpg(self.child.pid, number)
+
+    def said_after_ctrl_c(self):
+        self.send(signal.SIGINT)
+        assert self.child.wait(60) == 1
+        said = (self.folder / "run.py.err").read_text()
+        assert "\nKeyboardInterrupt" in said
+        return said
 
 
-def kept(folder: Path) -> int:
-    return status(folder / "s").n_done if (folder / "s" / "sweep.json").exists() else 0
+@pytest.fixture
+def growing(start, tmp_path):
+    return functools.partial(Growing, start, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -130,87 +135,67 @@ def kept(folder: Path) -> int:
     [(3, 0.05, 0.6), pytest.param(18, 0.15, 0.7, marks=pytest.mark.slow)],
 )
 def test_batches_end_by_time_though_the_first_cases_are_the_cheapest(
-    tmp_path, start, seconds, case, share
+    growing, seconds, case, share
 ):
     """A kill loses at most a quarter of the time that the sweep has run, and the case at work."""
-    process = start(0, case)
+    run = growing(case)
     time.sleep(seconds)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
-    assert kept(tmp_path) >= 40 + share * (seconds / case) - 10
+    run.child.kill()
+    assert run.n_kept() >= 40 + share * (seconds / case) - 10
 
 
-@pytest.mark.parametrize("executor", [pytest.param(0, marks=pytest.mark.slow), 2])
-def test_ctrl_c_keeps_what_is_done(tmp_path, start, executor):
-    process = start(executor, 0.5)
-    while not list((tmp_path / "s").glob("batch-*")):
-        time.sleep(0.02)
-    os.killpg(process.pid, signal.SIGINT)
-    said = process.communicate(timeout=60)[1]
-    assert process.returncode == -signal.SIGINT
-    n_kept = kept(tmp_path)
-    assert n_kept >= 4
-    assert f"{n_kept} of 240 cases are kept in {tmp_path / 's'}" in said
+@pytest.mark.parametrize("executor", [pytest.param(None, marks=pytest.mark.slow), 2])
+def test_ctrl_c_keeps_what_is_done(growing, executor):
+    run = growing(0.5, executor)
+    run.wait_for(lambda: list((run.folder / "s").glob("batch-*")))
+    said = run.said_after_ctrl_c()
+    assert run.n_kept() >= 4
+    assert f"{run.n_kept()} of 240 cases are kept in {run.folder / 's'}" in said
 
 
-def test_ctrl_c_while_workers_are_starting_ends_too(tmp_path, start):
-    process = start(2, 0.5)
+def test_ctrl_c_while_workers_are_starting_ends_too(growing):
+    run = growing(0.5, 2)
     time.sleep(0.05)
-    os.killpg(process.pid, signal.SIGINT)
-    said = process.communicate(timeout=60)[1]
-    assert process.returncode == -signal.SIGINT
-    assert "of 240 cases are kept in" in said
+    assert "of 240 cases are kept in" in run.said_after_ctrl_c()
 
 
 @pytest.mark.slow
-def test_a_script_without_main_guard_is_imported_once_and_told(tmp_path):
-    (tmp_path / "run.py").write_text(
+def test_a_script_without_main_guard_is_imported_once_and_told(script):
+    done = script(
+        "run.py",
         "from meanfield import sweep\nprint('imported')\n"
         "def f(x):\n    return {'y': 2.0 * x}\n"
-        "sweep(f, {'x': [1.0]}, executor=1)\n"
+        "sweep(f, {'x': [1.0]}, executor=1)\n",
     )
-    done = subprocess.run(
-        [sys.executable, "run.py"], cwd=tmp_path, capture_output=True, text=True, check=False,
-        env={**os.environ, "PYTHONPATH": os.getcwd()},
-    )  # fmt: skip
-    assert done.returncode == 1 and done.stdout == 2 * "imported\n"
-    assert "inside `if __name__ == '__main__':`" in done.stderr.splitlines()[-1]
+    assert done.code == 1 and done.out == 2 * "imported\n"
+    assert "inside `if __name__ == '__main__':`" in done.err.splitlines()[-1]
 
 
-def test_the_fork_server_is_started_where_ctrl_c_is_blocked():
-    script = """
-        import signal
-        from multiprocessing import forkserver
-        from meanfield.sweeps import workers
-
-        workers._block_ctrl_c()
-        forkserver.ensure_running()
-        print(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, []))
-    """
-    command = [sys.executable, "-c", textwrap.dedent(script)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "True"
+def test_the_fork_server_is_started_where_ctrl_c_is_blocked(script):
+    done = script(
+        "run.py",
+        "import signal\nfrom multiprocessing import forkserver\n"
+        "from meanfield.sweeps import workers\n"
+        "workers._block_ctrl_c()\nforkserver.ensure_running()\n"
+        "print(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, []))\n",
+    )
+    assert done.out == "True\n"
 
 
-@pytest.mark.parametrize("executor", [0, pytest.param(2, marks=pytest.mark.slow)])
-def test_ctrl_c_ends_a_case_in_process_at_once_and_another_one_those_of_workers(
-    tmp_path, start, executor
-):
-    process = start(executor, 600.0)
-    if executor:
-        time.sleep(8)
-    while not executor and not (tmp_path / "reached").exists():
-        time.sleep(0.02)
-    os.killpg(process.pid, signal.SIGINT)
-    if executor:
-        time.sleep(0.5)
-        assert process.poll() is None
-        os.killpg(process.pid, signal.SIGINT)
-    said = process.communicate(timeout=10)[1]
-    assert process.returncode == -signal.SIGINT
-    assert "of 240 cases are kept" in said
-    if executor == 0:
-        assert kept(tmp_path) == 40  # all that were finished
+def test_ctrl_c_ends_a_case_in_process_at_once(growing):
+    run = growing(600.0)
+    run.wait_for((run.folder / "reached").exists)
+    assert "40 of 240 cases are kept" in run.said_after_ctrl_c()  # all that were finished
+
+
+@pytest.mark.slow
+def test_another_ctrl_c_ends_the_cases_of_workers_at_once(growing):
+    run = growing(600.0, 2)
+    time.sleep(8)
+    run.send(signal.SIGINT)
+    time.sleep(0.5)
+    assert run.child.alive()
+    assert "of 240 cases are kept" in run.said_after_ctrl_c()
 
 
 class Finalised:
@@ -284,20 +269,15 @@ def test_every_case_has_settings_of_its_own(kind):
 
 
 @pytest.mark.slow
-def test_a_sweep_that_was_stopped_for_a_while_has_no_case_that_took_too_long(tmp_path, start):
-    child = start(2, 2.0, "case_timeout=3.0")
-    while kept(tmp_path) < 40:
-        assert child.poll() is None
-        time.sleep(0.05)
-    os.killpg(child.pid, signal.SIGSTOP)
+def test_a_sweep_that_was_stopped_for_a_while_has_no_case_that_took_too_long(growing):
+    run = growing(2.0, 2, "case_timeout=3.0")
+    run.wait_for(lambda: run.n_kept() >= 40)
+    run.send(signal.SIGSTOP)
     time.sleep(6.0)
-    os.killpg(child.pid, signal.SIGCONT)
-    while kept(tmp_path) < 42:
-        assert child.poll() is None
-        time.sleep(0.05)
-    os.killpg(child.pid, signal.SIGKILL)
-    child.communicate()
-    assert status(tmp_path / "s").n_failed == 0
+    run.send(signal.SIGCONT)
+    run.wait_for(lambda: run.n_kept() >= 42)
+    run.child.kill()
+    assert status(run.folder / "s").n_failed == 0
 
 
 def test_a_worker_that_cannot_be_started_is_tried_again(monkeypatch):
