@@ -17,12 +17,8 @@ from meanfield import results
 from meanfield.report import write_report
 from meanfield.results import atomic, encoding, files
 from meanfield.results.atomic import DIGEST, check_replaceable, digest_of
-from tests.sweeps.test_damage import damages
+from tests.sweeps.test_damage import Death, damages
 from tests.sweeps.test_results import rich_dataset
-
-
-class Death(BaseException):
-    """Of the process."""
 
 
 @pytest.mark.parametrize("deadly", range(5))
