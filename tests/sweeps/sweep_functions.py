@@ -130,10 +130,6 @@ def growing(i, seconds):
 GROWING = Task(growing, [Variable("y", "twice i")])
 
 
-def where(x):
-    return {"pid": float(os.getpid())}
-
-
 def threads(x):
     import torch
 

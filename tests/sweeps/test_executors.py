@@ -32,7 +32,6 @@ GRID = {"n": [2, 4, 8], "repetition": range(8)}
 @pytest.mark.parametrize(
     ("executor", "stored"),
     [
-        (None, True),
         ("threads", True),
         ("threads", False),
         (2, False),
@@ -146,11 +145,6 @@ def test_ctrl_c_before_a_job_has_begun_is_no_complete_answer(tmp_path):
     assert re.match("[23] of 4 cases are kept", caught.value.__notes__[0])
 
 
-def test_error_of_the_program_in_a_worker_ends_the_sweep():
-    with pytest.raises(TypeError, match="defined at the top of a module"):
-        sweep(lambda x: {"y": x}, {"x": [1.0, 2.0]}, executor=2)
-
-
 @pytest.mark.parametrize(
     ("given", "error", "text"),
     [
@@ -232,11 +226,6 @@ def test_the_first_case_of_a_plain_function_may_kill_its_process_too(tmp_path):
     ds = sweep(functions.poison, {"x": range(5)}, **run)
     assert ds["status"].values.tolist() == [3, 1, 1, 1, 1]
     assert ds["y"].values[1:].tolist() == [2.0, 4.0, 6.0, 8.0]
-
-
-def test_nothing_of_a_case_runs_in_the_parent():
-    ds = sweep(functions.where, {"x": range(8)}, executor=2)
-    assert os.getpid() not in ds["pid"].values
 
 
 def test_a_case_that_takes_too_long_fails_and_the_others_go_on(caplog):

@@ -191,12 +191,6 @@ def test_killed_in_process_it_loses_nothing_and_does_nothing_twice(tmp_path, sta
     assert not list(store.glob(".*")), "litter"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("mode", ["extension", "retry"])
-def test_killed_while_it_grows_or_is_retried_it_loses_nothing(tmp_path, start, mode):
-    kill_again_and_again(start, tmp_path, mode, 4, np.random.default_rng(1))
-
-
 def test_when_the_parent_is_killed_its_workers_end_and_the_store_is_whole(tmp_path, start):
     store, known = tmp_path / "s", Known()
     child = start("workers", store)

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import functools
 import os
-import pickle
 import signal
 import sys
 import time
 
 import numpy as np
 import pytest
+import torch
 
 from meanfield import results
 from meanfield.results import Variable
 from meanfield.sweeps import Task, status, sweep, workers
-from meanfield.sweeps.plan import Work
 
 STRAYS = [
     ("int64", 1.7, "does not hold 1.7"),
@@ -66,25 +65,21 @@ def test_another_thing_than_the_declared_names_is_a_failure(returned):
     assert "expected a mapping with exactly ['y']" in str(ds["message"].values[1])
 
 
-def test_a_vectorised_call_with_one_stray_value_fails_in_that_case_alone():
-    task = Task(lambda x: {"k": np.where(x == 2, 0.5, x)}, [Variable("k", "k", dtype="int64")],
-                batched=True)  # fmt: skip
-    ds = sweep(task, {"x": range(4)})
-    assert ds["status"].values.tolist() == [1, 1, 3, 1]
-    assert ds["k"].values.tolist() == [0, 1, -1, 3]
-
-
 def test_a_setting_that_a_case_changes_is_as_given_for_the_next():
-    def grow(x, items, table):
+    def grow(x, items, table, array, tensor):
         items.append(x)
-        table["sum"] += x
-        return {"n": float(len(items)), "sum": float(table["sum"].sum())}
+        for changed in (table["sum"], array, tensor):
+            changed += x
+        sums = {"table": table["sum"].sum(), "array": array.sum(), "tensor": tensor.sum()}
+        return {"n": float(len(items)), **sums}
 
     given = {"items": [0], "table": {"sum": np.zeros(2)}}
+    given |= {"array": np.zeros(2), "tensor": torch.zeros(2)}
     ds = sweep(grow, {"x": [1, 2, 3]}, fixed=given)
     assert ds["n"].values.tolist() == [2.0, 2.0, 2.0]
-    assert ds["sum"].values.tolist() == [2.0, 4.0, 6.0]
-    assert given["items"] == [0]
+    for name in ("table", "array", "tensor"):
+        assert ds[name].values.tolist() == [2.0, 4.0, 6.0]
+    assert given["items"] == [0] and not given["tensor"].any()
 
 
 SCRIPT = """
@@ -244,28 +239,6 @@ def test_a_long_text_fails_in_its_case_because_all_would_be_as_wide(tmp_path):
     ds = sweep(task, {"x": [1, 2**16, 2**16 + 1]}, store=tmp_path / "s")
     assert ds["status"].values.tolist() == [1, 1, 3]
     assert "a text of at most 65536 characters, got 65537" in str(ds["message"].values[2])
-
-
-@pytest.mark.parametrize("kind", ["array", "tensor", "nested"])
-def test_every_case_has_settings_of_its_own(kind):
-    import torch
-
-    size, array = 10, np.arange(10.0)
-    setting = {"array": array, "tensor": torch.as_tensor(array.copy()), "nested": {"a": [array]}}
-    work = Work(Task(abandon), {"setting": setting[kind], "other": 1}, 0, 1, {})
-
-    def values(settings):
-        found = settings["setting"]
-        return found["a"][0] if kind == "nested" else found
-
-    for _ in range(2):
-        mine = values(work.settings())
-        assert type(mine) is (torch.Tensor if kind == "tensor" else np.ndarray)
-        assert np.array_equal(np.asarray(mine), np.arange(float(size)))
-        mine[:] = -1.0
-    assert np.array_equal(np.asarray(values({"setting": setting[kind]})), np.arange(float(size)))
-    again = pickle.loads(pickle.dumps(work)).settings()
-    assert np.array_equal(np.asarray(values(again)), np.arange(float(size)))
 
 
 @pytest.mark.slow

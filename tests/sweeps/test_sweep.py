@@ -8,8 +8,6 @@ import logging
 import numpy as np
 import pytest
 import xarray as xr
-from hypothesis import given
-from hypothesis import strategies as st
 
 from meanfield import results
 from meanfield.results import Variable
@@ -20,26 +18,26 @@ from tests.sweeps import sweep_functions as functions
 
 
 def test_sweep_over_a_product_grid_is_the_function_at_every_case():
-    ds = sweep(functions.square, {"x": [1.0, 2.0, 3.0], "offset": [0.0, 10.0]})
+    ds = sweep(functions.square, {"x": [1, 2, 3], "offset": [0, 10]})
     assert ds["y"].values.tolist() == [1.0, 11.0, 4.0, 14.0, 9.0, 19.0]
+    assert ds["y"].dtype == float  # of a plain function every number
     assert float(results.to_cube(ds)["y"].sel(x=3.0, offset=10.0)) == 19.0
     assert ds["status"].values.tolist() == [1] * 6
 
 
 def test_ragged_grid_leaves_absent_parameters_nan():
-    ds = sweep(functions.square, [{"x": 1.0}, {"x": 2.0, "offset": 5.0}])
-    assert ds["y"].values.tolist() == [1.0, 9.0]
-    np.testing.assert_array_equal(ds["offset"], [np.nan, 5.0])
+    ds = sweep(lambda a=0.0, b=0.0: {"y": a + b}, [{"a": 1.0}, {"b": 2.0}])
+    assert ds["y"].values.tolist() == [1.0, 2.0]
+    np.testing.assert_array_equal(ds["b"], [np.nan, 2.0])
+    spec = results.read_provenance(ds)["spec"]
+    assert spec["grid"] == {"a": [1.0, None], "b": [None, 2.0]} and spec["n_cases"] == 2
 
 
-def test_every_variable_is_labelled_and_the_result_can_be_stored(tmp_path):
+def test_every_variable_is_labelled():
     ds = sweep(functions.NOISE, {"n": [2, 4], "repetition": range(3)})
     assert all("long_name" in ds[name].attrs for name in ds.variables)
     assert ds["profile"].dims == ("case", "place") and ds["profile"].units == "m"
     assert ds["n"].long_name == "sample size"
-    for suffix in ("nc", "zarr"):
-        back = results.read_dataset(results.write_dataset(ds, tmp_path / f"noise.{suffix}"))
-        xr.testing.assert_identical(back, ds)
 
 
 def test_failed_case_holds_nan_and_its_message_and_the_others_go_on():
@@ -54,15 +52,6 @@ def test_one_entry_that_has_not_converged_is_a_case_that_has_not():
     flags = [Variable("y_converged", "whether it converged", dims=("place",), dtype="bool")]
     task = Task(lambda x: {"y_converged": [True, x != 1]}, flags, coords={"place": [0, 1]})
     assert sweep(task, {"x": range(3)})["status"].values.tolist() == [1, 2, 1]
-
-
-def test_an_integer_that_a_float_does_not_hold_fails_in_its_case_unless_it_is_declared():
-    grid = {"x": [1, 2**53 + 1]}
-    ds = sweep(lambda x: {"y": x}, grid)
-    assert ds["status"].values.tolist() == [1, 3] and ds["y"].values[0] == 1.0
-    assert "which does not hold 9007199254740993" in str(ds["message"].values[1])
-    ds = sweep(Task(lambda x: {"y": x}, [Variable("y", "y", dtype="int64")]), grid)
-    assert ds["y"].values.tolist() == grid["x"]
 
 
 def test_vectorised_sweep_equals_the_one_case_by_case_even_where_a_case_fails():
@@ -102,12 +91,6 @@ def test_texts_of_an_enumeration_are_texts():
     assert ds["kind"].values.tolist() == ["a", "b"] and ds["twice"].values.tolist() == ["aa", "bb"]
 
 
-def test_the_provenance_of_a_ragged_grid_names_all_parameters():
-    ds = sweep(lambda a=0.0, b=0.0: {"y": a + b}, [{"a": 1.0}, {"b": 2.0}])
-    spec = results.read_provenance(ds)["spec"]
-    assert spec["grid"] == {"a": [1.0, None], "b": [None, 2.0]} and spec["n_cases"] == 2
-
-
 def test_seeds_follow_the_parameters_so_a_larger_grid_changes_no_case():
     small = sweep(functions.NOISE, {"n": [2, 4], "repetition": [0, 1]}, seed=5)
     large = sweep(functions.NOISE, {"repetition": [1, 7, 0], "n": [8, 4, 2, 3]}, seed=5)
@@ -133,11 +116,6 @@ def test_integers_that_floats_do_not_tell_apart_are_different_cases(base):
     assert len(set(case_keys(pair).tolist())) == 2
     assert case_seed(pair[0]) != case_seed(pair[1])
     assert sweep(lambda x: {"last": x % 2}, pair)["last"].values.tolist() in ([0, 1], [1, 0])
-
-
-@given(st.lists(st.integers(-50, 50), unique=True, min_size=2, max_size=30))
-def test_different_cases_have_different_seeds(values):
-    assert len({case_seed({"x": v}) for v in values}) == len(values)
 
 
 def test_generator_given_to_a_function_is_seeded_by_the_case():
