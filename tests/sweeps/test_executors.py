@@ -22,7 +22,7 @@ import xarray as xr
 
 from meanfield import results
 from meanfield.results import Variable
-from meanfield.sweeps import Task, status, sweep
+from meanfield.sweeps import Task, status, sweep, workers
 from meanfield.sweeps.grid import case_seed
 from tests.sweeps import sweep_functions as functions
 
@@ -272,3 +272,39 @@ def test_a_function_that_other_processes_cannot_import_is_refused():
         for executor in (1, pool):
             with pytest.raises(TypeError, match="worker processes can import.*got .*lambda"):
                 sweep(lambda x: {"y": x}, {"x": [1]}, executor=executor, progress=False)
+
+
+class Abandoned(BaseException):
+    """As `asyncio.CancelledError` or `pytest.fail` are."""
+
+
+def abandon(x):
+    if x == 4:
+        raise Abandoned("at four")
+    return {"y": float(x)}
+
+
+def test_what_ends_a_sweep_in_process_drops_nothing_that_is_done(tmp_path):
+    task = Task(abandon, [Variable("y", "y")])
+    with pytest.raises(Abandoned):
+        sweep(task, {"x": range(8)}, store=tmp_path / "s")
+    assert status(tmp_path / "s").n_ok == 4
+    ds = sweep(task, {"x": range(8)}, store=tmp_path / "s", executor=1)
+    assert ds["status"].values.tolist() == [1, 1, 1, 1, 3, 1, 1, 1]
+    assert str(ds["message"].values[4]) == "Abandoned: at four"
+
+
+def test_a_worker_that_cannot_be_started_is_tried_again(monkeypatch):
+    left, begin = iter(range(2)), workers._Worker.__init__
+
+    def fail_twice(self, *given):
+        if next(left, None) is not None:
+            raise EOFError("unexpected EOF")
+        begin(self, *given)
+
+    monkeypatch.setattr(workers._Worker, "__init__", fail_twice)
+    ds = sweep(Task(abandon, [Variable("y", "y")]), {"x": [1, 2]}, executor=1)
+    assert ds["status"].values.tolist() == [1, 1]
+    monkeypatch.setattr(workers._Worker, "__init__", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        sweep(Task(abandon, [Variable("y", "y")]), {"x": [1, 2]}, executor=1)

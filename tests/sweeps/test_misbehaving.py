@@ -14,7 +14,7 @@ import torch
 
 from meanfield import results
 from meanfield.results import Variable
-from meanfield.sweeps import Task, status, sweep, workers
+from meanfield.sweeps import Task, status, sweep
 
 STRAYS = [
     ("int64", 1.7, "does not hold 1.7"),
@@ -214,26 +214,6 @@ def test_ctrl_c_in_a_destructor_ends_the_sweep_all_the_same(tmp_path, monkeypatc
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-class Abandoned(BaseException):
-    """As `asyncio.CancelledError` or `pytest.fail` are."""
-
-
-def abandon(x):
-    if x == 4:
-        raise Abandoned("at four")
-    return {"y": float(x)}
-
-
-def test_what_ends_a_sweep_in_process_drops_nothing_that_is_done(tmp_path):
-    task = Task(abandon, [Variable("y", "y")])
-    with pytest.raises(Abandoned):
-        sweep(task, {"x": range(8)}, store=tmp_path / "s")
-    assert status(tmp_path / "s").n_ok == 4
-    ds = sweep(task, {"x": range(8)}, store=tmp_path / "s", executor=1)
-    assert ds["status"].values.tolist() == [1, 1, 1, 1, 3, 1, 1, 1]
-    assert str(ds["message"].values[4]) == "Abandoned: at four"
-
-
 def test_a_long_text_fails_in_its_case_because_all_would_be_as_wide(tmp_path):
     task = Task(lambda x: {"text": "x" * x}, [Variable("text", "text", dtype="str")], name="t")
     ds = sweep(task, {"x": [1, 2**16, 2**16 + 1]}, store=tmp_path / "s")
@@ -251,19 +231,3 @@ def test_a_sweep_that_was_stopped_for_a_while_has_no_case_that_took_too_long(gro
     run.wait_for(lambda: run.n_kept() >= 42)
     run.child.kill()
     assert status(run.folder / "s").n_failed == 0
-
-
-def test_a_worker_that_cannot_be_started_is_tried_again(monkeypatch):
-    left, begin = iter(range(2)), workers._Worker.__init__
-
-    def fail_twice(self, *given):
-        if next(left, None) is not None:
-            raise EOFError("unexpected EOF")
-        begin(self, *given)
-
-    monkeypatch.setattr(workers._Worker, "__init__", fail_twice)
-    ds = sweep(Task(abandon, [Variable("y", "y")]), {"x": [1, 2]}, executor=1)
-    assert ds["status"].values.tolist() == [1, 1]
-    monkeypatch.setattr(workers._Worker, "__init__", lambda *_: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        sweep(Task(abandon, [Variable("y", "y")]), {"x": [1, 2]}, executor=1)

@@ -284,9 +284,8 @@ def test_a_function_that_always_raises_says_so_itself():
         sweep(lambda a: {"y": a / 0}, {"a": [1, 2]})
 
 
-@pytest.mark.parametrize("executor", [None, 2])
-def test_arrays_with_names_for_their_axes_are_stacked_with_their_coordinates(tmp_path, executor):
-    how = {"store": tmp_path / "s", "executor": executor, "progress": False}
+def test_arrays_with_names_for_their_axes_are_stacked_with_their_coordinates(tmp_path):
+    how = {"store": tmp_path / "s", "progress": False}
     sweep(functions.heads, {"x": [1.0]}, **how)
     ds = sweep(functions.heads, {"x": [1.0, 2.0]}, **how)
     assert ds.gain.dims == ("case", "head") and ds["head"].values.tolist() == ["p", "q", "r"]
