@@ -60,7 +60,6 @@ def test_a_script_that_python_runs_itself_has_the_same_identity(script, tmp_path
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout == "[1.0, 2.0, 3.0]\n"
     assert done.stderr.startswith("3 of 3 cases found\nsweep: 100%")
-    assert len(done.stderr.splitlines()) == 2
 
 
 class Scaled:
@@ -100,12 +99,6 @@ def test_an_object_is_refused_in_one_sentence_unless_its_class_or_the_task_says_
     again = Task(Declared(3.0).times, name=name)
     kept = sweep(again, GRID, store=tmp_path / "d", accept_changed_code=True)
     assert kept["y"].values.tolist() == [2, 4, 6]
-    (tmp_path / "d" / "sweep.json").unlink()  # the files themselves say what has computed them
-    with (
-        pytest.warns(UserWarning, match="is damaged or missing"),
-        pytest.raises(ValueError, match="of another configuration or function"),
-    ):
-        sweep(again, GRID, store=tmp_path / "d")
 
 
 class Empty:

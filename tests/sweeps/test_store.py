@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import errno
+import itertools
 import json
 import logging
 import os
-import resource
 import subprocess
 import time
 import tracemalloc
@@ -27,6 +28,7 @@ from meanfield.results.store import Store
 from meanfield.sweeps import Task, run, status, sweep
 from meanfield.sweeps.grid import case_keys, cases_of
 from tests.sweeps import sweep_functions as functions
+from tests.sweeps.test_file_systems import refusing
 
 GRID = {"n": [2, 4, 8], "repetition": range(5)}
 
@@ -240,29 +242,16 @@ def test_unwritable_folder_is_an_error_that_says_what_to_do(tmp_path):
         sweep(functions.square, {"x": [1]}, store=tmp_path / "file" / "s.zarr")
 
 
-def test_full_disk_stops_the_sweep_and_loses_nothing_finished(tmp_path):
-    """A limit on file sizes stands for the full disk; it is reached at x = 5."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    full = [True]
-
-    def noise(x):
-        if x == 5 and full:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
-        return {"y": np.random.default_rng(x).random(4000)}
-
-    places = {"place": np.zeros(4000)}
-    task = Task(noise, [Variable("y", "noise", dims=("place",))], coords=places, name="noise")
-    run = {"fn": task, "grid": {"x": range(8)}, "store": tmp_path / "s.zarr", "batch_size": 2}
-    try:
+def test_full_disk_stops_the_sweep_and_loses_nothing_finished(tmp_path, monkeypatch):
+    task, n_writes = Task(functions.square, [Variable("y", "y")]), itertools.count(1)
+    run = {"fn": task, "grid": {"x": range(8)}, "store": tmp_path / "s", "batch_size": 2}
+    with monkeypatch.context() as patch:  # after the description, the grid and two batches
+        refusing(patch, "write", errno.ENOSPC, lambda *_: next(n_writes) > 4)
         with pytest.raises(OSError, match=r"does not take a batch of 2 cases: .*batches are kept"):
             sweep(**run)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    full.clear()
-    assert results.read_dataset(tmp_path / "s.zarr")["status"].values.tolist() == [1] * 4 + [0] * 4
-    assert not list((tmp_path / "s.zarr").glob(".*"))
-    done = sweep(**run, accept_changed_code=True)  # `full` has changed
-    np.testing.assert_array_equal(done["y"], sweep(task, {"x": range(8)})["y"])
+    assert results.read_dataset(tmp_path / "s")["status"].values.tolist() == [1] * 4 + [0] * 4
+    assert not list((tmp_path / "s").glob(".*"))
+    assert sweep(**run)["y"].values.tolist() == [x**2 for x in range(8)]
 
 
 def test_status_counts_what_is_there(tmp_path):
