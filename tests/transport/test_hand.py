@@ -16,10 +16,10 @@ from meanfield.transport import (
     sinkhorn_divergence,
     solve_conditional_w2,
     solve_w2,
+    solve_wp,
     w1,
     w2,
 )
-from tests.transport.transport_oracles import solve_w1
 
 RNG = np.random.default_rng(0)
 X, Y = RNG.normal(size=(6, 2)), RNG.normal(size=(7, 2))
@@ -40,7 +40,7 @@ def test_points_and_weights_as_pairs_or_by_keyword() -> None:
     assert float(solve_w2((X, A), (Y, B))) == pytest.approx(TRUTH, rel=1e-14)
     as_tensors = w2((torch.as_tensor(X), torch.as_tensor(A)), (torch.as_tensor(Y), B.tolist()))
     assert float(as_tensors) == pytest.approx(TRUTH, rel=1e-14)
-    assert w1(X, Y) == pytest.approx(float(solve_w1(X, Y)), rel=1e-14)
+    assert w1(X, Y) == pytest.approx(float(solve_wp(X, Y, 1)), rel=1e-14)
 
 
 def test_numpy_in_numpy_out() -> None:

@@ -28,7 +28,6 @@ from tests.transport.damaged import damaged_files
 from tests.transport.laws import claim, refusal
 from tests.transport.lies import LIES
 from tests.transport.problems import PROBLEMS, measure, problem
-from tests.transport.transport_oracles import solve_w1
 
 RNG = np.random.default_rng(3)
 X, Y = RNG.normal(size=(30, 2)), RNG.normal(size=(30, 2)) + 0.5
@@ -64,10 +63,10 @@ def hard_answers() -> list:
     return [
         solve_w2(mu, mu.replace(torch.tensor([[0.0], [2.0]], dtype=torch.float64))),
         solve_w2((X[:, :1], A), (Y[:, :1], B)),
-        solve_w1((X[:, :1], A), (Y[:, :1], B)),
+        solve_wp((X[:, :1], A), (Y[:, :1], B), 1),
         solve_w2(*collapsed),
-        solve_w1(*collapsed),
-        solve_w1((X, A), (Y, B)),
+        solve_wp(*collapsed, 1),
+        solve_wp((X, A), (Y, B), 1),
         solve_w2(X, X + 1e-6 * Y),
         solve_w2(X.astype(np.float32), Y.astype(np.float32)),
         solve_w2(X, X),
@@ -189,7 +188,7 @@ def test_a_plan_that_misses_its_marginals_proves_no_less_than_its_repair(
 
 
 def test_roots_are_rounded_outward(tmp_path) -> None:
-    path = solve_w1([[0.0, 0.0]], [[1.0, 1.0]]).save(tmp_path / "w1.proof")
+    path = solve_wp([[0.0, 0.0]], [[1.0, 1.0]], 1).save(tmp_path / "w1.proof")
     data = json.loads(path.read_bytes().partition(b"\n")[2])
     below = math.isqrt(2 << 2 * (data["s"] - data["e"]))  # √2, and a little less
     path.write_bytes(signed(data | {"lower": 0, "upper": below + 1}))

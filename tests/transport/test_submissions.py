@@ -59,7 +59,6 @@ def test_small_ones_are_proven_in_exact_arithmetic(name):
     assert float(upper - lower) <= 1e-9 * p.upper
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", SMALL)
 def test_small_ones_are_those_of_an_exact_flow(name):
     p = known_problem(name)
