@@ -24,7 +24,6 @@ from meanfield.transport import (
     solve_w2,
     solve_wp,
 )
-from tests.transport.damaged import damaged_files
 from tests.transport.laws import claim, refusal
 from tests.transport.lies import LIES
 from tests.transport.problems import PROBLEMS, measure, problem
@@ -86,9 +85,20 @@ def test_narrow_intervals_are_proven_in_exact_arithmetic(tmp_path) -> None:
             assert float(answer.lower) <= lower <= upper <= float(answer.upper)
 
 
+def damaged(rng: np.random.Generator, content: bytes) -> bytes:
+    """A file to which something has happened."""
+    at, bit = int(rng.integers(len(content))), 1 << int(rng.integers(8))
+    changed = content[:at], bytes([content[at] ^ bit]), content[at + 1 :]
+    ways = content[:at], b"".join(changed), changed[0] + changed[2], content + b"\n"
+    return ways[rng.integers(len(ways))]
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(k, marks=pytest.mark.slow) for k in (1, 2))])
 @pytest.mark.parametrize("kind", PROBLEMS)
-def test_grades_of_others_are_proven_and_damaged_files_refused(tmp_path, kind: str) -> None:
-    first, p = list(PROBLEMS).index(kind), problem(kind)
+def test_grades_of_others_are_proven_and_damaged_files_refused(
+    tmp_path, kind: str, seed: int
+) -> None:
+    first, p = list(PROBLEMS).index(kind) + seed, problem(kind, seed)
     path = tmp_path / "it.proof"
     for k, lie in enumerate(list(LIES)[first % 5 :: 5]):
         order = 1 + (k + first) % 2
@@ -103,9 +113,9 @@ def test_grades_of_others_are_proven_and_damaged_files_refused(tmp_path, kind: s
         assert upper**order >= truth * (1 - tiny)
     right = path.read_bytes()
     for k in range(4):
-        damaged = damaged_files(np.random.default_rng([first, k]), right)
-        assert damaged != right
-        path.write_bytes(damaged)
+        wrong = damaged(np.random.default_rng([first, k]), right)
+        assert wrong != right
+        path.write_bytes(wrong)
         with pytest.raises(Exception):  # noqa: B017, PT011  whatever it is, it is refused
             checker.check(str(path))
 
@@ -130,6 +140,7 @@ def test_the_checker_believes_nothing_that_is_signed(tmp_path) -> None:
         "half the plan": {"mass": [t // 2 for t in right["mass"]]},
         "negative row": {"rows": [t - len(right["a"]) for t in right["rows"]]},
         "negative column": {"cols": [t - len(right["b"]) for t in right["cols"]]},
+        "a column too far": {"cols": [*right["cols"][:-1], len(right["b"])]},
         "no mass": {"a": [0] * 30, "b": [0] * 30, "mass": [0] * len(right["mass"])},
         "no dimension": {
             "x": [[]] * 30, "y": [[]] * 30, "a": [0] * 30, "b": [0] * 30, "mass": [],
@@ -140,6 +151,7 @@ def test_the_checker_believes_nothing_that_is_signed(tmp_path) -> None:
         "fewer weights": {"a": right["a"][:-1], "f": right["f"][:-1]},
         "more weights": {"a": [*right["a"], 1], "f": [*right["f"], 0]},
         "other points": {"x": right["y"]},
+        "a coordinate more": {"y": [[*right["y"][0], 1], *right["y"][1:]]},
         "one coordinate": {"x": [t[:1] for t in right["x"]]},
         "a negative weight": {"a": [*right["a"][:-1], -1], **wide},
         "a negative mass": {"mass": [*right["mass"][:-1], -1], **wide},
@@ -155,8 +167,10 @@ def test_the_checker_believes_nothing_that_is_signed(tmp_path) -> None:
     }  # fmt: skip
     path.write_bytes(signed(right | wide))
     checker.check(str(path))
-    for name, change in lies.items():
-        path.write_bytes(signed(right | change))
+    files = {name: right | change for name, change in lies.items()}
+    files |= {f"without {name}": {k: right[k] for k in right if k != name} for name in right}
+    for name, data in files.items():
+        path.write_bytes(signed(data))
         with pytest.raises(Exception):  # noqa: B017, PT011
             pytest.fail(f"{name}: {checker.check(str(path))}")
 
