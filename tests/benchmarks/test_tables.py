@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import subprocess
 import sys
 import time
@@ -15,10 +16,12 @@ import tables
 HERE = Path(__file__).parent
 
 
-def test_the_page_names_scripts_that_exist():
-    assert tables.named()
-    for name in tables.named():
-        assert (HERE / f"{name}.py").exists()
+@pytest.mark.parametrize("name", tables.named())
+def test_a_table_on_the_page_is_that_of_its_script_and_its_rows(name):
+    rows = json.loads((HERE / f"{name}.json").read_text("utf-8"))
+    script = runpy.run_path(str(HERE / f"{name}.py"))
+    assert script.get("table", tables.table)(rows) in tables.PAGE.read_text("utf-8")
+    assert max(row.get("relative_width", 0) for row in rows) < 1e-9
 
 
 def test_a_table_is_written_between_its_comments_and_nowhere_else(tmp_path):

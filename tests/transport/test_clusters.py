@@ -77,21 +77,6 @@ def test_small_moves_of_many_shuffled_atoms_are_known_to_their_own_digits(
     assert float(found.value) == pytest.approx(truth, rel=1e-13)
 
 
-def test_parts_of_another_mass_are_refused() -> None:
-    with pytest.raises(CertificateError, match="mass 1"):
-        clusters._refuse_masses(*heavy_part(0.4))
-    with pytest.raises(CertificateError, match="at most"):
-        clusters._refuse_masses(*heavy_part(1.1))
-    clusters._refuse_masses(*heavy_part(1.0))
-
-
-def heavy_part(mass: float) -> tuple:
-    p = Problem.of(*np.random.default_rng(5).normal(size=(2, 60, 2)), np.zeros(60), np.zeros(60))
-    answer = solve_dense(p, rtol=1e-9)[None]
-    everyone = np.arange(60)[None]
-    return p, [clusters.Part(answer, everyone, everyone, np.array([math.log(mass)]))]
-
-
 @pytest.mark.parametrize(("weight", "truth"), [(1e-18, 1.0e-9), (1e-15, 3.16228e-8)])
 def test_what_pricing_leaves_open_is_no_rounding(weight: float, truth: float) -> None:
     """The empty plan costs less than the error of the products with which pairs are priced."""

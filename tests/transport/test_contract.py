@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import pathlib
-import runpy
-
 import numpy as np
 import pytest
 import torch
@@ -54,15 +50,3 @@ def test_scipy_has_the_first_distance_on_the_line() -> None:
     from scipy.stats import wasserstein_distance
 
     assert wasserstein_distance([0.0], [3.0]) == pytest.approx(3.0)
-
-
-def test_the_table_of_ratios_on_the_page_is_that_of_its_script(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    root = pathlib.Path(__file__).parents[2]
-    script = root / "tests" / "benchmarks" / "bench_transport_ratios.py"
-    monkeypatch.syspath_prepend(script.parent)  # a script sees its own folder
-    found = json.loads(script.with_suffix(".json").read_text())
-    table = runpy.run_path(str(script))["table"](found).split("\n\n")[0]  # without the machine
-    assert table in (root / ".docs" / "performance.md").read_text(encoding="utf-8")
-    assert max(case["relative_width"] for case in found) < 1e-9

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -51,11 +52,11 @@ def one_sided_slopes(mu: ParticleMeasure, nu: ParticleMeasure, way: Tensor) -> t
 
 
 @pytest.mark.parametrize("kind", ["translated", "reversed", "monotone", "affine", "other"])
-@pytest.mark.parametrize("n", [10, 120, 1200])
+@pytest.mark.parametrize("n", [10, 450])
 def test_log_weight_gradients_lie_between_the_one_sided_slopes(kind: str, n: int) -> None:
     """W₂² is convex in the weights, with a kink at uniform ones: many potentials are optimal.
 
-    From n = 1,000 on the gradient used to be 0 where a bound without potentials closed the
+    Beyond 400 atoms the gradient used to be 0 where a bound without potentials closed the
     interval.
     """
     generator = torch.Generator().manual_seed(n)
@@ -71,9 +72,12 @@ def test_log_weight_gradients_lie_between_the_one_sided_slopes(kind: str, n: int
     assert float(gradient.norm()) > 1e-4
 
 
-@pytest.mark.parametrize("distance", [w1, w2])
+ORDERS = {"w1": w1, "w2": w2, "w1.5": partial(wp, p=1.5), "w4.5": partial(wp, p=4.5)}
+
+
+@pytest.mark.parametrize("name", ORDERS)
 @pytest.mark.parametrize(("n", "m", "d"), [(4, 5, 2), (3, 3, 2), (2, 2, 3), (1, 4, 2), (4, 3, 1)])
-def test_first_distances_have_gradients(distance, n: int, m: int, d: int) -> None:
+def test_distances_have_gradients(name: str, n: int, m: int, d: int) -> None:
     generator = torch.Generator().manual_seed(100 * n + m)
     tensors = [
         torch.randn(*shape, dtype=F64, generator=generator, requires_grad=True)
@@ -82,7 +86,7 @@ def test_first_distances_have_gradients(distance, n: int, m: int, d: int) -> Non
 
     def of(x: Tensor, y: Tensor, s: Tensor, t: Tensor) -> Tensor:
         mu = ParticleMeasure(x, log_weights=s.log_softmax(-1))
-        return distance(mu, ParticleMeasure(y, log_weights=t.log_softmax(-1)))
+        return ORDERS[name](mu, ParticleMeasure(y, log_weights=t.log_softmax(-1)))
 
     assert torch.autograd.gradcheck(of, tensors)
 
@@ -96,7 +100,8 @@ def test_nothing_flows_into_atoms_that_coincide() -> None:
     torch.testing.assert_close(y.grad, -wanted)
 
 
-def test_conditional_distances_have_gradients() -> None:
+@pytest.mark.parametrize("penalty", [None, 0.7, 40.0])
+def test_conditional_distances_have_gradients(penalty: float | None) -> None:
     generator = torch.Generator().manual_seed(4)
     x, y, s, t = (
         torch.randn(*shape, dtype=F64, generator=generator, requires_grad=True)
@@ -112,9 +117,8 @@ def test_conditional_distances_have_gradients() -> None:
 
     def of(x: Tensor, y: Tensor, s: Tensor, t: Tensor) -> Tensor:
         mu = ParticleMeasure(x, log_weights=inside(s, places_x), positions=places_x)
-        return conditional_w2(
-            mu, ParticleMeasure(y, log_weights=inside(t, places_y), positions=places_y)
-        )
+        nu = ParticleMeasure(y, log_weights=inside(t, places_y), positions=places_y)
+        return conditional_w2(mu, nu, penalty=penalty)
 
     assert torch.autograd.gradcheck(of, (x, y, s, t))
 

@@ -103,26 +103,6 @@ def test_swapped_arguments_and_shapes_of_conditions_change_nothing(penalty: floa
     assert batch.value.shape == (2,)
 
 
-def test_pairs_that_are_drawn_come_with_their_conditions() -> None:
-    x, y, s, t, a, b = clouds(7, 8, 9)
-    plan = solve_conditional_w2((x, a), (y, b), conditions=(s, t)).coupling
-    draws = plan.sample(500, generator=torch.Generator().manual_seed(0))
-    assert (s[draws.rows] == t[draws.cols]).all()
-    np.testing.assert_array_equal(draws.source, x[draws.rows])
-
-
-@pytest.mark.parametrize("penalty", [0.7, 40.0])
-def test_gradients_are_those_of_differences(penalty: float) -> None:
-    x, y, s, t, a, b = clouds(8, 6, 7)
-    points = torch.tensor(x, requires_grad=True)
-    nu, both = (torch.tensor(y), torch.tensor(b)), {"conditions": (s, t), "penalty": penalty}
-    conditional_w2((points, torch.tensor(a)), nu, **both).backward()
-    way, step = np.random.default_rng(1).normal(size=x.shape), 1e-6
-    ends = [float(conditional_w2((x + e * way, a), (y, b), **both)) for e in (step, -step)]
-    along = (ends[0] - ends[1]) / (2 * step)
-    assert float((points.grad * torch.tensor(way)).sum()) == pytest.approx(along, rel=1e-6)
-
-
 @pytest.mark.parametrize(
     ("settings", "match"),
     [

@@ -133,18 +133,20 @@ def test_power_means_do_not_underflow() -> None:
         assert found == pytest.approx(truth, rel=2000 * UNIT, abs=0)
 
 
-@pytest.mark.parametrize("order", [1, 2])
-def test_sums_and_differences_of_powers_are_those_of_high_precision(order: int) -> None:
-    rng = np.random.default_rng(order)
+@pytest.mark.parametrize("order", [1, 1.5, 2, 3, 10])
+def test_sums_and_differences_of_powers_are_those_of_high_precision(order: float) -> None:
+    rng = np.random.default_rng(0)
     one, part = rng.uniform(0.5, 1, size=500), rng.uniform(0, 1, size=500)
-    unit = 10.0 ** rng.choice([-170, 0], size=500)
-    added, less = (f(one * unit, part * one * unit, order) for f in (powers_added, powers_less))
+    one *= 10.0 ** rng.choice([-170, 0, 170], size=500)
+    added, less = (f(one, part * one, order) for f in (powers_added, powers_less))
+    lost = 0 if order in (1, 2) else 8 * (order + 1)  # units of the larger power
     with mpmath.workdps(40):
-        for s, t, more, left in zip(one * unit, part * one * unit, added, less, strict=True):
+        for s, t, more, left in zip(one, part * one, added, less, strict=True):
             s, t = (mpmath.mpf(float(k)) ** order for k in (s, t))
             total, rest = (k ** (mpmath.mpf(1) / order) for k in (s + t, s - t))
             assert abs(mpmath.mpf(float(more)) / total - 1) < 4 * UNIT
-            assert rest * (1 - 32 * UNIT) <= mpmath.mpf(float(left)) <= rest
+            least = max(s - t - lost * UNIT * s, 0) ** (mpmath.mpf(1) / order)
+            assert least * (1 - 32 * UNIT) <= mpmath.mpf(float(left)) <= rest
     assert powers_less(np.asarray(1.0), np.asarray(2.0), order) == 0
 
 
