@@ -93,13 +93,6 @@ def test_infeasible_potentials_are_named_in_words_for_many_pairs_and_for_few() -
             certified(p, plan, high, method="m", rtol=1e-9, slack=0.01)  # said so: paid for
 
 
-def test_snapped_weights_are_the_given_ones_up_to_rounding() -> None:
-    logs = np.log(RNG.dirichlet(np.ones(60)))
-    assert problems.same_weights(logs, np.nextafter(logs, 0)) is not logs
-    with pytest.raises(CertificateError, match="up to rounding"):
-        problems.same_weights(logs, logs + np.log(1 + 0.1 * (np.arange(60) % 2)))
-
-
 def test_weights_that_differ_by_more_than_rounding_are_not_snapped() -> None:
     logs = np.log(RNG.dirichlet(np.ones(60)))
     for units, is_same in ((2, True), (14, False)):
