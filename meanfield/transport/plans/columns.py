@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,7 +28,7 @@ from meanfield.transport.certificate import (
     log_masses,
     narrower,
 )
-from meanfield.transport.plans.c_transform import CTransform, RowMinima, halved
+from meanfield.transport.plans.c_transform import CTransform, halved
 from meanfield.transport.plans.exact import solve_dense, sparse_simplex
 from meanfield.transport.plans.formulas import both_ways, monotone_along_widest
 from meanfield.transport.problem import Problem
@@ -81,11 +81,9 @@ def _by_levels(problem: Problem, rtol: float, deadline: float, device: str) -> I
         is_finest = finer is levels[-1]
         if time.perf_counter() > deadline and not is_finest:
             continue
-        carried, arcs = _carried(coarse, answer, finer, device)
-        f, g = _sharpened(finer, carried, arcs)
-        rounds = _Rounds(finer, f, g, arcs, carried, device, deadline)
+        carried = _carried(coarse, answer, finer, device)
         settings = (rtol, _ROUNDS) if is_finest else (_COARSE_GAP, _COARSE_ROUNDS)
-        answer, coarse = rounds.run(*settings), finer
+        answer, coarse = _in_rounds(finer, *carried, *settings, deadline, device), finer
     return answer
 
 
@@ -177,85 +175,70 @@ def _scalings(kernel: csr_array, a: np.ndarray, b: np.ndarray) -> tuple[np.ndarr
     return u, v
 
 
-@dataclass
-class _Rounds:
-    """The rounds on one level, from potentials f and g and from arcs, i m + j."""
+def _in_rounds(
+    problem: Problem,
+    best: Interval,
+    arcs: np.ndarray,
+    rtol: float,
+    rounds: int,
+    deadline: float,
+    device: str,
+) -> Interval:
+    """Solve on the arcs, look at all pairs, add what violates; until the interval closes.
 
-    problem: Problem
-    f: np.ndarray
-    g: np.ndarray
-    arcs: np.ndarray
-    best: Interval
-    device: str
-    deadline: float
-    ceiling: float = field(default=math.inf, init=False)  # of reduced costs
-
-    def run(self, rtol: float, rounds: int) -> Interval:
-        """Solve on the arcs, look at all pairs, add what violates; until the interval closes."""
-        problem = self.problem
-        transform = CTransform(problem.x, problem.y, device=self.device)
-        for k in range(rounds):
-            if time.perf_counter() > self.deadline:
-                break
-            plan, g = self._on_arcs(is_warm=k > 0)
-            candidates = self._improved(transform, plan, g, rtol)
-            numbers = (problem.n, problem.m, k + 1, len(self.arcs), float(self.best.width))
-            _logger.info("%d × %d atoms, round %d: %d arcs, relative width %.1e", *numbers)
-            wanted = _sorted_set(candidates.rows * problem.m + candidates.cols)
-            place = np.searchsorted(self.arcs, wanted)
-            new = wanted[self.arcs[np.minimum(place, len(self.arcs) - 1)] != wanted]
-            is_done = self.best.converged or (not len(new) and self.ceiling <= self._ceiling())
-            self.arcs = _sorted_set(np.concatenate([self.arcs, new]))
-            if is_done:
-                break
-            self.ceiling = math.inf if len(new) else self._ceiling()
-        if self.best.width <= rtol:
-            self.best = replace(self.best, converged=np.asarray(True))
-        return self.best
-
-    def _improved(
-        self,
-        transform: CTransform,
-        plan: SparsePlan,
-        found: tuple[np.ndarray, np.ndarray],
-        rtol: float,
-    ) -> RowMinima:
-        """Keep the best interval; candidate arcs below the simplex's f."""
-        problem = self.problem
-        f, g = found
-        middle = g - centred(g, problem.b)
-        f, g = f + middle[0], g - middle
-        row = transform(g, _NEW_ARCS, f)
-        moved = problem.moved(plan.rows, plan.cols)
-        if row.slack > _MOST_SLACK * rtol * float((np.exp(plan.log_mass) * moved**2).sum()):
-            row = transform.precise(g, _NEW_ARCS, f)
-        # A quarter: the interval, rounding included, is to be narrower than rtol.
-        pair, rtol = (row.minima, g), rtol / 4
-        latest = certified(problem, plan, pair, method=_NAME, rtol=rtol, slack=row.slack)
-        self.best = narrower(latest, self.best, rtol)
-        assert self.best.f is not None
-        assert self.best.g is not None
-        self.f, self.g = self.best.f, self.best.g
-        return row
-
-    def _ceiling(self) -> float:
-        """A multiple of the gap: below it the tolerance of the simplex is finer."""
-        rows, cols, mass = self.best.rows, self.best.cols, np.exp(self.best.log_mass)
-        moved = self.problem.moved(rows, cols)
-        return _CEILING * float(mass @ np.maximum(moved**2 - self.f[rows] - self.g[cols], 0))
-
-    def _on_arcs(self, *, is_warm: bool) -> tuple[SparsePlan, tuple[np.ndarray, np.ndarray]]:
-        """The simplex on reduced costs: four times faster than on costs, and more accurate.
-
-        Most reduced costs of arcs that matter are small, so they, and not the artificial arcs,
-        lead the way; and its tolerance is relative to the largest of them.
-        """
-        problem, f, g = self.problem, self.f, self.g
-        rows, cols, costs = _with_costs(problem, self.arcs)
-        reduced = np.clip(costs - f[rows] - g[cols], 0, self.ceiling)
-        found = sparse_simplex(problem.a, problem.b, (rows, cols, reduced), is_warm=is_warm)
+    From an interval with potentials, and from arcs i m + j that can carry the weights.
+    """
+    transform = CTransform(problem.x, problem.y, device=device)
+    (f, g), ceiling = _sharpened(problem, best, arcs), math.inf  # of reduced costs
+    for k in range(rounds):
+        if time.perf_counter() > deadline:
+            break
+        # On reduced costs the simplex is four times faster, and more accurate: most that matter
+        # are small, so they, and not the artificial arcs, lead the way; and its tolerance is
+        # relative to the largest of them.
+        rows, cols, costs = _with_costs(problem, arcs)
+        reduced = np.clip(costs - f[rows] - g[cols], 0, ceiling)
+        found = sparse_simplex(problem.a, problem.b, (rows, cols, reduced), is_warm=k > 0)
         plan = SparsePlan(found.rows, found.cols, log_masses(found.mass))
-        return plan, (found.f + f, np.where(np.isfinite(found.g), found.g, 0.0) + g)
+        f, g = found.f + f, np.where(np.isfinite(found.g), found.g, 0.0) + g
+        latest, wanted = _looked_at(problem, plan, f, g, transform, rtol)
+        best = narrower(latest, best, rtol)
+        assert best.f is not None
+        assert best.g is not None
+        f, g = best.f, best.g
+        numbers = (problem.n, problem.m, k + 1, len(arcs), float(best.width))
+        _logger.info("%d × %d atoms, round %d: %d arcs, relative width %.1e", *numbers)
+        place = np.searchsorted(arcs, wanted)
+        new = wanted[arcs[np.minimum(place, len(arcs) - 1)] != wanted]
+        # A multiple of the gap: below it the tolerance of the simplex is finer.
+        left = problem.moved(best.rows, best.cols) ** 2 - f[best.rows] - g[best.cols]
+        lowest = _CEILING * float(np.exp(best.log_mass) @ np.maximum(left, 0))
+        if best.converged or (not len(new) and ceiling <= lowest):
+            break
+        arcs = _sorted_set(np.concatenate([arcs, new]))
+        ceiling = math.inf if len(new) else lowest
+    return replace(best, converged=np.asarray(True)) if best.width <= rtol else best
+
+
+def _looked_at(
+    problem: Problem,
+    plan: SparsePlan,
+    f: np.ndarray,
+    g: np.ndarray,
+    transform: CTransform,
+    rtol: float,
+) -> tuple[Interval, np.ndarray]:
+    """The interval by a look at all pairs, and arcs below the simplex's f."""
+    middle = g - centred(g, problem.b)
+    f, g = f + middle[0], g - middle
+    row = transform(g, _NEW_ARCS, f)
+    moved = problem.moved(plan.rows, plan.cols)
+    if row.slack > _MOST_SLACK * rtol * float((np.exp(plan.log_mass) * moved**2).sum()):
+        row = transform.precise(g, _NEW_ARCS, f)
+    # A quarter: the interval, rounding included, is to be narrower than rtol.
+    pair, rtol = (row.minima, g), rtol / 4
+    latest = certified(problem, plan, pair, method=_NAME, rtol=rtol, slack=row.slack)
+    return latest, _sorted_set(row.rows * problem.m + row.cols)
 
 
 def _with_costs(problem: Problem, arcs: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
