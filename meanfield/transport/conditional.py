@@ -26,7 +26,7 @@ from meanfield.transport.certificate import Interval, Part, scaled, united
 from meanfield.transport.pairs import Measure, Measures, Pair, as_measures, points_of
 from meanfield.transport.problem import UNIT, Problem, normalised_logs, row_norms
 from meanfield.transport.result import TransportResult, gathered
-from meanfield.transport.solve import Settings, extend, finished, solve_arrays
+from meanfield.transport.solve import Settings, extended, finished, solve_arrays
 
 
 @with_hints
@@ -83,21 +83,14 @@ def solve_conditional_w2(
         tensor(0., dtype=torch.float64)
     """
     settings = Settings(method=method, rtol=rtol, exact_weights=exact_weights, strict=strict)
-    return solved_by_condition(conditioned_pair(mu, nu, conditions), penalty, settings)
-
-
-class ConditionedPair(NamedTuple):
-    """Two measures, and the conditions (B, n, k) and (B, m, k) of their atoms."""
-
-    measures: Measures
-    s: np.ndarray
-    t: np.ndarray
+    given = conditioned_pair(mu, nu, conditions)
+    return solved_by_condition(*given, penalty, settings)
 
 
 def conditioned_pair(
-    mu: Measure, nu: Measure, conditions: tuple[Any, Any] | None = None
-) -> ConditionedPair:
-    """The two measures, as `as_measures`, with `conditions` or else their positions."""
+    mu: Measure, nu: Measure, conditions: tuple[Any, Any] | None
+) -> tuple[Measures, np.ndarray, np.ndarray]:
+    """Two measures, and of their atoms `conditions`, or positions, (B, n, k) and (B, m, k)."""
     if conditions is None:
         for name, measure in (("mu", mu), ("nu", nu)):
             check_positioned(check_measure(measure, name), name)
@@ -118,8 +111,8 @@ def conditioned_pair(
                 "conditions: expected one dimension k, got "
                 f"{given[0].shape[-1]} for mu and {given[1].shape[-1]} for nu"
             )
-    flat = (to_host(t.double()).reshape(-1, *t.shape[-2:]) for t in given)
-    return ConditionedPair(both, *flat)
+    s, t = (to_host(t.double()).reshape(-1, *t.shape[-2:]) for t in given)
+    return both, s, t
 
 
 def _conditions(value: Any, measure: ParticleMeasure, name: str) -> Tensor:
@@ -145,16 +138,15 @@ def _conditions(value: Any, measure: ParticleMeasure, name: str) -> Tensor:
 
 
 def solved_by_condition(
-    given: ConditionedPair, penalty: float | None, settings: Settings
+    measures: Measures, s: np.ndarray, t: np.ndarray, penalty: float | None, settings: Settings
 ) -> TransportResult:
     """The conditional distance of a pair with conditions, or of a batch of pairs."""
-    (mu, _, _), s, t = given
-    pair = given.measures.pair
+    pair = measures.pair
     price = math.inf if penalty is None else number(penalty, "penalty", least=0, finite=False)
     settings = replace(settings, device=pair.device)
     if price < math.inf:
         return finished(pair, _solve_penalised(pair, s, t, price, settings), settings)
-    tolerance = MASS_TOLERANCE[mu.dtype]
+    tolerance = MASS_TOLERANCE[measures.mu.dtype]
     answers = [
         _solve_case(Problem(*case), u, v, settings, tolerance)[None]
         for *case, u, v in zip(*pair.flat, s, t, strict=True)
@@ -214,14 +206,14 @@ def _solve_case(
         parts.append(Part(found, xs, ys, mine.log_masses[ids]))
     answer = united(parts, (case.n, case.m), 2, log_error=mismatch)
     f, g = answer.f, answer.g
-    in_x, in_y = case.log_a > -math.inf, case.log_b > -math.inf
-    if f is not None and g is not None and not (in_x.all() and in_y.all()):
+    is_whole = min(case.log_a.min(), case.log_b.min()) > -math.inf
+    if f is not None and g is not None and not is_whole:
         labels = grouped_conditions(s, t)
-        for label in np.union1d(labels[0][~in_x], labels[1][~in_y]):
+        absent = labels[0][case.log_a == -math.inf], labels[1][case.log_b == -math.inf]
+        for label in np.union1d(*absent):
             i, j = (np.flatnonzero(each == label) for each in labels)
-            here_f, here_g = f[i], g[j]
-            extend(here_f, here_g, case.x[i], case.y[j], in_x[i], in_y[j], 2)
-            f[i], g[j] = here_f, here_g
+            here = Problem(case.x[i], case.y[j], case.log_a[i], case.log_b[j])
+            f[i], g[j] = extended(here, f[i], g[j])
     return answer
 
 

@@ -26,7 +26,7 @@ class Entries(NamedTuple):
 
 
 def entries_of(plan: Any, n: int, m: int) -> Entries:
-    """The entries of a plan between n and m atoms.
+    """The entries of a plan between n and m atoms; of None there are none.
 
     Raises:
         TypeError: a plan of another kind.
@@ -34,6 +34,8 @@ def entries_of(plan: Any, n: int, m: int) -> Entries:
     """
     from scipy.sparse import issparse
 
+    if plan is None:
+        plan = np.zeros(0, int), np.zeros(0, int)
     if isinstance(plan, Coupling):
         rows, cols, logs = (_array(t, "plan") for t in (plan.rows, plan.cols, plan.log_mass))
         _refuse_shape((*rows.shape[:-1], *plan.shape), n, m)

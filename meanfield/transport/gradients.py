@@ -121,7 +121,7 @@ def conditional_w2(
     """
     settings = Settings(rtol=rtol)
     given = conditioned_pair(mu, nu, conditions)
-    return _valued(given.measures.pair, solved_by_condition(given, penalty, settings))
+    return _valued(given[0].pair, solved_by_condition(*given, penalty, settings))
 
 
 def _valued(pair: Pair, result: TransportResult) -> Any:

@@ -92,12 +92,12 @@ def certify(
             "certify each pair by itself"
         )
     x, y, log_a, log_b = (t[0] for t in pair.flat)
-    entries = None if plan is None else entries_of(plan, len(x), len(y))
+    entries = entries_of(plan, len(x), len(y))
     f, g = potentials_of(potentials, len(x), len(y))
     whole = Problem(x, y, log_a, log_b, order=order)
     atoms = whole.atoms
     problem = whole.part(*atoms, snap=True)
-    if entries is None or problem.pairs < whole.pairs:
+    if problem.pairs < whole.pairs:
         entries = _among(entries, *atoms)
     given = _repaired(problem, entries)
     unit = -order * float(problem.exponent)
@@ -105,7 +105,7 @@ def certify(
     names = ("plan" * (plan is not None), "potentials" * (potentials is not None))
     method = "given " + (" and ".join(filter(None, names)) or "nothing")
     answer = _graded(problem, given, known, method, rtol, pair.device)
-    answer = in_numbering(in_unit(answer, problem.exponent), (x, y), (log_a, log_b))
+    answer = in_numbering(in_unit(answer, problem.exponent), whole)
     seconds = time.perf_counter() - start
     return assemble(pair, answer[None], order=order, seconds=seconds)
 
@@ -122,11 +122,8 @@ def _in_unit(
         return np.minimum(np.maximum(potential[atoms] * np.exp2(exponent), -1e300), 1e300)
 
 
-def _among(entries: Entries | None, rows: np.ndarray, cols: np.ndarray) -> Entries:
+def _among(entries: Entries, rows: np.ndarray, cols: np.ndarray) -> Entries:
     """The entries between atoms that have mass, in the numbering of these."""
-    if entries is None:
-        none = np.zeros(0, np.int64)
-        return Entries(none, none, np.zeros(0))
     there = np.isin(entries.rows, rows) & np.isin(entries.cols, cols)
     i, j = (
         np.searchsorted(*t) for t in ((rows, entries.rows[there]), (cols, entries.cols[there]))

@@ -245,40 +245,32 @@ def _solve_one(
     whole = Problem(x, y, log_a, log_b, order=settings.order)
     problem = whole.part(*whole.atoms, snap=not settings.exact_weights)
     answer = in_unit(_METHODS[settings.method](problem, settings), problem.exponent)
-    return in_numbering(answer, (x, y), (log_a, log_b))
+    return in_numbering(answer, whole)
 
 
-def in_numbering(
-    answer: Interval, points: tuple[np.ndarray, ...], logs: tuple[np.ndarray, ...]
-) -> Interval:
+def in_numbering(answer: Interval, whole: Problem) -> Interval:
     """An answer between the atoms that have mass, in the numbering of all, and in their unit."""
-    (x, y), (there, here) = points, (t > -math.inf for t in logs)
-    if there.all() and here.all():
+    rows, cols = whole.atoms
+    if len(rows) == whole.n and len(cols) == whole.m:
         return answer
-    rows, cols = np.flatnonzero(there), np.flatnonzero(here)
     f, g = answer.f, answer.g
     if f is not None and g is not None:
-        (f, own_f), (g, own_g) = (np.zeros(len(x)), f), (np.zeros(len(y)), g)
+        (f, own_f), (g, own_g) = (np.zeros(whole.n), f), (np.zeros(whole.m), g)
         f[rows], g[cols] = own_f, own_g
-        extend(f, g, x, y, there, here, answer.order)
+        f, g = extended(whole, f, g)
     return replace(answer, rows=rows[answer.rows], cols=cols[answer.cols], f=f, g=g)
 
 
-def extend(
-    f: np.ndarray,
-    g: np.ndarray,
-    x: np.ndarray,
-    y: np.ndarray,
-    in_x: np.ndarray,
-    in_y: np.ndarray,
-    order: float,
-) -> None:
-    """Potentials at atoms of weight 0, by c-transforms of those at the others; in place."""
+def extended(whole: Problem, f: np.ndarray, g: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Potentials at atoms of weight 0 by c-transforms of those at the others, which stay."""
+    f, g, x, y, order = f.copy(), g.copy(), whole.x, whole.y, whole.order
+    in_x, in_y = whole.log_a > -math.inf, whole.log_b > -math.inf
     with np.errstate(invalid="ignore", over="ignore"):  # an atom of weight 0 may be nowhere: NaN
         if in_y.any():
             f[~in_x] = (costs_between(x[~in_x], y[in_y], order) - g[in_y]).min(1)
         if len(x):
             g[~in_y] = np.fmin.reduce(costs_between(y[~in_y], x, order) - f, axis=1)
+    return f, g
 
 
 def automatic(problem: Problem, settings: Settings) -> Interval:

@@ -78,14 +78,12 @@ def by(order: int = 2, **settings: Any) -> Callable[[Problem], TransportResult]:
 
 def by_partners(p: Problem) -> TransportResult:
     """Of nearest neighbours, wherever they are the partners or not."""
-    x, y, a, b = p.arrays
-    there = a > -math.inf
-    own = transport_problem.Problem.of(x[there], y[there], a[there], b[there])
+    whole = transport_problem.Problem(*p.arrays)
+    own = whole.part(*whole.atoms, snap=False)
     with mock.patch.object(formulas, "_may_be_nearest", return_value=True):
         answer = formulas.solve_paired(own, rtol=1e-9, device="cpu")
     assert answer is not None
-    answer = certificate.in_unit(answer, own.exponent)
-    answer = in_numbering(answer, (x, y), (a, b))
+    answer = in_numbering(certificate.in_unit(answer, own.exponent), whole)
     return assemble(as_pair(p.mu, p.nu), answer[None], seconds=0.0)
 
 

@@ -81,7 +81,7 @@ class CTransform:
         rows, cols, values = found.arcs()
         values += self._squares_x[rows]
         minima = found.minima + self._squares_x
-        return _as_arrays(minima, rows, cols, values, slack)
+        return RowMinima._make([*map(to_host, (minima, rows, cols, values)), slack])
 
     def precise(self, g: np.ndarray, count: int, ceiling: np.ndarray) -> RowMinima:
         """The same where costs are small beside the coordinates: slower, and without slack.
@@ -102,7 +102,8 @@ class CTransform:
             others.scatter_reduce_(0, rows, rough, "amax")
             minima = torch.minimum(minima, others + self._squares_x - 2 * slack)
         below = values < torch.as_tensor(ceiling, device=self.x.device)[rows]
-        return _as_arrays(minima, rows[below], cols[below], values[below], 0.0)
+        arcs = (t[below] for t in (rows, cols, values))
+        return RowMinima._make([*map(to_host, (minima, *arcs)), 0.0])
 
     def _prepared(self, g: np.ndarray) -> tuple[Tensor, float]:
         slack = (self.x.shape[1] + 8) * 2 * UNIT * (self._size + float(np.abs(g).max()))
@@ -224,13 +225,6 @@ class _Columns(NamedTuple):
             threshold = at_centre[few].kthvalue(min(count, len(self.places)), dim=-1, keepdim=True)
             kept[few] |= at_centre[few] <= threshold.values
         return kept
-
-
-def _as_arrays(
-    minima: Tensor, rows: Tensor, cols: Tensor, values: Tensor, slack: float
-) -> RowMinima:
-    first, second, third, fourth = (to_host(t) for t in (minima, rows, cols, values))
-    return RowMinima(first, second, third, fourth, slack)
 
 
 class _Found:
