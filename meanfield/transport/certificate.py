@@ -243,24 +243,6 @@ def narrower(one: Interval, other: Interval | None, rtol: float) -> Interval:
     )
 
 
-def combined(
-    log_masses: np.ndarray, parts: np.ndarray, order: float, *, log_error: float = 0.0
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(value, lower, upper) of parts of given masses that exchange nothing.
-
-    Args:
-        log_masses: log θ_k, shape (k,).
-        parts: value, lower and upper of each part, shape (3, k).
-        order: p.
-        log_error: by how much the log-masses themselves are in doubt.
-    """
-    value, lower, upper = (power_mean(log_masses, t, order) for t in parts)
-    largest = float(np.abs(log_masses).max(initial=0.0, where=log_masses > -math.inf))
-    error = log_error + (32 + 2 * largest + _sum_error(log_masses.shape[-1])) * UNIT
-    underflow = _lost_to_underflow(log_masses, parts[2], upper)
-    return value, np.maximum(lower * (1 - error) - underflow, 0.0), upper * (1 + error) + underflow
-
-
 class Part(NamedTuple):
     """Answers of problems of one shape (k of them) inside a larger one, and where they stand."""
 
@@ -273,11 +255,25 @@ class Part(NamedTuple):
 def united(
     parts: Sequence[Part], shape: tuple[int, int], order: float, *, log_error: float = 0.0
 ) -> Interval:
-    """One problem of n × m atoms from its parts, which exchange nothing; as `combined`."""
+    """One problem of n × m atoms from its parts, which exchange nothing.
+
+    Args:
+        parts: the parts.
+        shape: n and m.
+        order: p.
+        log_error: by how much the log-masses of the parts are in doubt.
+    """
     answers = [part.answer for part in parts]
-    ends = [[t.value, t.lower, t.upper] for t in answers]
     logs = np.concatenate([part.log_masses for part in parts])
-    value, lower, upper = combined(logs, np.concatenate(ends, -1), order, log_error=log_error)
+    value, lower, upper, plan_doubt, dual_doubt = (
+        power_mean(logs, np.concatenate([getattr(t, name) for t in answers]), order)
+        for name in ("value", "lower", "upper", "plan_doubt", "dual_doubt")
+    )
+    largest = float(np.abs(logs).max(initial=0.0, where=logs > -math.inf))
+    error = log_error + (32 + 2 * largest + _sum_error(len(logs))) * UNIT
+    uppers = np.concatenate([t.upper for t in answers])
+    underflow = _lost_to_underflow(logs, uppers, upper)
+    lower, upper = np.maximum(lower * (1 - error) - underflow, 0), upper * (1 + error) + underflow
     f, g = (np.zeros(size) for size in shape)
     has_potentials = not any(t.f is None or t.g is None for t in answers)
     entries = []
@@ -300,8 +296,8 @@ def united(
         method=joined_names(answers),
         converged=np.asarray(all(t.converged.all() for t in answers)),
         order=order,
-        plan_doubt=power_mean(logs, np.concatenate([t.plan_doubt for t in answers]), order),
-        dual_doubt=power_mean(logs, np.concatenate([t.dual_doubt for t in answers]), order),
+        plan_doubt=plan_doubt,
+        dual_doubt=dual_doubt,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from dataclasses import replace
 
 import mpmath
 import numpy as np
@@ -13,12 +14,13 @@ import torch
 from meanfield.measures import ParticleMeasure
 from meanfield.transport import solve_w2, w2
 from meanfield.transport.certificate import (
+    Part,
     SparsePlan,
     certified,
-    combined,
     power_mean,
     powers_added,
     powers_less,
+    united,
 )
 from meanfield.transport.certificate import _doubts as doubts
 from meanfield.transport.certificate import _dual as dual_of
@@ -106,23 +108,20 @@ def test_a_one_sided_bound_is_not_taken_of_potentials_with_slack(
     assert float(answer.lower) <= move / 2.0 ** int(p.exponent)
 
 
-def test_parts_of_light_masses_and_of_masses_in_doubt_are_combined_with_room() -> None:
-    rng = np.random.default_rng(4)
+def test_parts_of_light_masses_and_of_masses_in_doubt_are_united_with_room() -> None:
+    rng, index = np.random.default_rng(4), np.arange(3)[:, None]
+    nowhere = Problem.of(*np.zeros((2, 3, 1, 1)), *np.zeros((2, 3, 1)))
+    one = solve_one_atom(nowhere, rtol=1e-9)
     with mpmath.workdps(40):
         for _ in range(100):
-            logs = rng.uniform(-690, -600, size=3)
-            ends = rng.uniform(0.5, 1, size=3)
-            _, lower, upper = combined(logs, np.stack([ends] * 3), 2)
-            terms = zip(logs, ends, strict=True)
-            truth = mpmath.sqrt(
-                mpmath.fsum(
-                    mpmath.exp(mpmath.mpf(float(t))) * mpmath.mpf(float(s)) ** 2 for t, s in terms
-                )
-            )
-            assert mpmath.mpf(float(lower)) <= truth <= mpmath.mpf(float(upper))
-    _, lower, upper = combined(np.zeros(1), np.ones((3, 1)), 2, log_error=1e-3)
-    assert lower <= math.exp(-0.5e-3)
-    assert upper >= math.exp(0.5e-3)
+            logs, ends = rng.uniform(-690, -600, size=3), rng.uniform(0.5, 1, size=3)
+            parts = Part(replace(one, value=ends, lower=ends, upper=ends), index, index, logs)
+            found, doubted = (united([parts], (3, 3), 2, log_error=t) for t in (0, 1e-3))
+            masses = [mpmath.exp(float(t)) for t in logs]
+            truth = mpmath.sqrt(mpmath.fdot(masses, [mpmath.mpf(t) ** 2 for t in ends]))
+            assert mpmath.mpf(float(found.lower)) <= truth <= mpmath.mpf(float(found.upper))
+            assert doubted.lower <= found.lower * math.exp(-0.5e-3)
+            assert doubted.upper >= found.upper * math.exp(0.5e-3)
 
 
 def test_power_means_do_not_underflow() -> None:
