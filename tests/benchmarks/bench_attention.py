@@ -12,15 +12,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
-from tables import machine
+from tables import in_own_process, machine, peak_megabytes
 
 from meanfield import AttentionParameters, ParticleMeasure, SelfAttention
 from meanfield.linalg import Lanczos
@@ -36,19 +33,10 @@ def problem(n: int, device: str) -> tuple[SelfAttention, ParticleMeasure]:
     return SelfAttention(parameters.to(device)), ParticleMeasure(points.to(device))
 
 
-def peak_mb() -> float:
-    # Linux hands the parent's peak to the child in ru_maxrss; VmHWM is the process's own.
-    status = Path("/proc/self/status")
-    if status.exists():
-        line = next(x for x in status.read_text().splitlines() if x.startswith("VmHWM"))
-        return int(line.split()[1]) / 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-
-
 def local(n: int, geometry: str, device: str, max_steps: int) -> dict[str, Any]:
-    """One constant, in this process."""
+    """One constant."""
     local_lipschitz(*problem(8, device), geometry=geometry)
-    base = peak_mb()
+    base = peak_megabytes()
     F, mu = problem(n, device)
     start = time.perf_counter()
     constant = local_lipschitz(
@@ -60,7 +48,7 @@ def local(n: int, geometry: str, device: str, max_steps: int) -> dict[str, Any]:
         "seconds": time.perf_counter() - start,
         "machine": machine(device),
         "base_mb": base,
-        "peak_mb": peak_mb(),
+        "peak_mb": peak_megabytes(),
         "value": float(constant.value),
         "error": float(constant.error),
         "converged": bool(constant.converged),
@@ -68,15 +56,6 @@ def local(n: int, geometry: str, device: str, max_steps: int) -> dict[str, Any]:
     }
     if device != "cpu":
         row["device_peak_mb"] = torch.cuda.max_memory_allocated() / 2**20
-    return row
-
-
-def apart(n: int, geometry: str, device: str, max_steps: int) -> dict[str, Any]:
-    """One constant, in a process of its own."""
-    command = [sys.executable, __file__, "--one", str(n), geometry]
-    command += ["--device", device, "--max-steps", str(max_steps)]
-    answer = subprocess.run(command, capture_output=True, text=True, check=True)
-    row: dict[str, Any] = json.loads(answer.stdout)
     return row
 
 
@@ -116,20 +95,15 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--json", type=Path, default=Path(__file__).with_name("attention.json"))
     parser.add_argument("--plot", type=Path, help="figure of memory and time against n")
-    parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
 def main() -> None:
     args = arguments()
-    if args.one:
-        n, geometry = args.one
-        print(json.dumps(local(int(n), geometry, args.device, args.max_steps)))
-        return
     results = json.loads(args.json.read_text()) if args.json.exists() else {}
     for geometry in ("euclidean", "wasserstein"):
         for n in getattr(args, geometry):
-            row = apart(n, geometry, args.device, args.max_steps)
+            row = in_own_process(local, n, geometry, args.device, args.max_steps)
             results[f"{geometry} {n}"] = row
             print(row, flush=True)
             args.json.write_text(json.dumps(results, indent=1) + "\n")

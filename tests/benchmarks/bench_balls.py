@@ -16,16 +16,17 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from bench_certain import Case, adversarial, layers_of_minilm
 from torch import Tensor
 
-from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, pretrained, sampling
+from meanfield import AttentionParameters, ParticleMeasure, SelfAttention
 from meanfield.layers import LayerNorm
 from meanfield.linalg import Lanczos
 from meanfield.lipschitz import LocalLipschitz, ball_upper, local_lipschitz
@@ -33,7 +34,6 @@ from meanfield.measures import MeasureMap
 
 F64 = torch.float64
 EPSILONS = (1e-3, 1e-2, 1e-1)
-Case = tuple[SelfAttention, ParticleMeasure]
 
 
 def layernormed() -> Iterator[Case]:
@@ -43,32 +43,19 @@ def layernormed() -> Iterator[Case]:
         par = AttentionParameters.random(16, n_heads=2, biases=True, generator=g)
         norm = LayerNorm(torch.ones(16, dtype=F64))
         X = torch.randn(16, 16, dtype=F64, generator=g)
-        yield SelfAttention(par, causal=bool(seed % 2)), norm(ParticleMeasure.from_sequence(X))
-
-
-def adversarial() -> Iterator[Case]:
-    """The tokens of [CAP24] Proposition 3.4, n = 2 to 40, R = 0.5 to 2.5, d = 2, A = −I."""
-    A, V = -torch.eye(2, dtype=F64), torch.eye(2, dtype=F64)
-    F = SelfAttention(AttentionParameters.from_bilinear(A, V))
-    for n in (2, 5, 12, 40):
-        for radius in (0.5, 1.0, 1.5, 2.5):
-            X = sampling.sphere(1, 2, radius=radius).expand(n, 2).clone()
-            X[1:] *= -1
-            yield F, ParticleMeasure.from_sequence(X)
+        F, mu = SelfAttention(par, causal=bool(seed % 2)), ParticleMeasure.from_sequence(X)
+        yield f"seed {seed}", F, norm(mu)
 
 
 def minilm(n: int = 32) -> Iterator[Case]:
-    """The six attention layers of MiniLM on two windows of Alice."""
-    source = pretrained.load("minilm")
-    text = Path(os.environ["MEANFIELD_DATA"], "carroll-alice.txt").read_text(encoding="utf-8")
-    ids = source.encode(text[5_000:20_000])
-    for start in (0, 10 * n):
-        inputs = source.attention_inputs(ids[start : start + n])
-        for layer, points in enumerate(inputs):
-            yield source.attention(layer), ParticleMeasure.from_sequence(points)
+    return layers_of_minilm((start, n) for start in (0, 10 * n))
 
 
-FAMILIES = {"layernormed": layernormed, "adversarial": adversarial, "minilm": minilm}
+FAMILIES = {
+    "layernormed": layernormed,
+    "adversarial": partial(adversarial, (2, 5, 12, 40), (0.5, 1.0, 1.5, 2.5)),
+    "minilm": minilm,
+}
 
 
 def constant(F: MeasureMap, mu: ParticleMeasure) -> LocalLipschitz:
@@ -109,7 +96,7 @@ def quantiles(values: list[float]) -> dict[str, float]:
 def measured(cases: Iterator[Case]) -> dict[str, Any]:
     ratios: dict[str, list[float]] = {}
     count = 0
-    for count, (F, mu) in enumerate(cases, 1):  # noqa: B007
+    for count, (_, F, mu) in enumerate(cases, 1):  # noqa: B007
         truth = float(constant(F, mu).value)
         found = {"local_upper": float(F.local_upper(mu)) / truth}
         size = float(mu.points.square().sum(-1).mean().sqrt())

@@ -14,11 +14,12 @@ MEANFIELD_DATA a folder with the text. Rows of families that are not run stay in
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import torch
@@ -57,24 +58,37 @@ def random() -> Iterator[Case]:
                 yield f"block, {name}", Residual(Chain([norm, F])), X
 
 
-def adversarial() -> Iterator[Case]:
+def adversarial(
+    sizes: tuple[int, ...] = (2, 12, 40, 200), radii: tuple[float, ...] = (0.5, 1.5, 2.5)
+) -> Iterator[Case]:
+    """The tokens of [CAP24] Proposition 3.4, d = 2, A = −I."""
     eye = torch.eye(2, dtype=F64)
     F = SelfAttention(AttentionParameters.from_bilinear(-eye, eye))
-    for n in (2, 12, 40, 200):
-        for radius in (0.5, 1.5, 2.5):
-            X = sampling.sphere(1, 2, radius=radius).expand(n, 2).clone()
-            X[1:] *= -1
-            yield f"n = {n}", F, ParticleMeasure.from_sequence(X)
+    for n, radius in itertools.product(sizes, radii):
+        X = sampling.sphere(1, 2, radius=radius).expand(n, 2).clone()
+        X[1:] *= -1
+        yield f"n = {n}", F, ParticleMeasure.from_sequence(X)
+
+
+def tokens_of_alice() -> tuple[pretrained.Transformer, torch.Tensor]:
+    """MiniLM, and tokens of a text."""
+    source = pretrained.load("minilm")
+    text = Path(os.environ["MEANFIELD_DATA"], "carroll-alice.txt").read_text(encoding="utf-8")
+    return source, source.encode(text[5_000:20_000])
+
+
+def layers_of_minilm(windows: Iterable[tuple[int, int]]) -> Iterator[Case]:
+    """The six attention layers of MiniLM on windows (start, length) of a text."""
+    source, ids = tokens_of_alice()
+    for start, n in windows:
+        for layer, points in enumerate(source.attention_inputs(ids[start : start + n])):
+            F = source.attention(layer)
+            yield f"n = {n}, layer {layer}", F, ParticleMeasure.from_sequence(points)
 
 
 def minilm() -> Iterator[Case]:
-    source = pretrained.load("minilm")
-    text = Path(os.environ["MEANFIELD_DATA"], "carroll-alice.txt").read_text(encoding="utf-8")
-    ids = source.encode(text[5_000:20_000])
-    for n in (12, 64, 160):
-        for layer, points in enumerate(source.attention_inputs(ids[:n])):
-            F = source.attention(layer)
-            yield f"n = {n}, layer {layer}", F, ParticleMeasure.from_sequence(points)
+    yield from layers_of_minilm((0, n) for n in (12, 64, 160))
+    source, ids = tokens_of_alice()
     yield "n = 12, block 0", source.block(0), source.embeddings(ids[:12])
 
 

@@ -22,6 +22,7 @@ from importlib.util import find_spec
 
 import torch
 from bench_flow import runge_kutta
+from bench_maps import by_sdpa
 from tables import beside, main
 from torch import Tensor
 
@@ -43,17 +44,7 @@ def problem(*shape: int, dtype: torch.dtype, device: str) -> tuple[SelfAttention
 
 
 def script(F: SelfAttention) -> Callable[[Tensor], Tensor]:
-    """The layer as one writes it: three products and the fused kernel."""
-    query, key, value = (m[0] for m in (F.parameters.query, F.parameters.key, F.parameters.value))
-    scale, output = float(F.parameters.scale), F.parameters.output
-
-    def layer(x: Tensor) -> Tensor:
-        q, k, v = (x @ matrix.mT for matrix in (query, key, value))
-        heads = (t.unflatten(-2, (1, -1)) for t in (q, k, v))
-        mean = torch.nn.functional.scaled_dot_product_attention(*heads, scale=scale).squeeze(-3)
-        return mean if output is None else mean @ output[0].mT
-
-    return layer
+    return functools.partial(by_sdpa, F.parameters)
 
 
 def by_keops(F: SelfAttention) -> Callable[[Tensor], Tensor]:

@@ -19,8 +19,6 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, dynamics
 
 STEP = 0.05
-# Of the speed of the script, by the number of particles.
-ASKED = {64: 0.2, 256: 0.5, 2048: 0.8}
 
 
 def runge_kutta(velocity: Callable[[Any], Any], x: Any, step: float) -> Any:
@@ -93,7 +91,6 @@ def row(n: int, dim: int, steps: int, sphere: bool, device: str) -> dict:
         ours,
         scripts[peer],
         peer=f"20 lines of {peer}",
-        asked=ASKED.get(n),
         device=device,
     )
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 from tables import beside, main
@@ -21,8 +22,6 @@ from meanfield.attention import kernels, normalizations
 
 Script = Callable[[], Tensor]
 WINDOW = 128
-# Of the speed of the fused kernel with projections, by n.
-ASKED = {256: 0.4, 1024: 0.7, 4096: 0.9}
 
 
 def cloud(n: int, dim: int, device: str) -> ParticleMeasure:
@@ -38,23 +37,24 @@ def random(dim: int, heads: int, device: str) -> AttentionParameters:
 
 
 def projected(par: AttentionParameters, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k and v of all heads, (1, H, n, ·)."""
-    H = par.n_heads
+    """q, k and v of all heads, (batch, H, n, ·): the fused kernel is for four axes."""
     matrix = torch.cat([m.flatten(0, 1) for m in (par.query, par.key, par.value)])
-
-    def split(part: Tensor) -> Tensor:
-        return part.unflatten(-1, (H, -1)).transpose(0, 1)[None]
-
-    return tuple(split(part) for part in (x @ matrix.mT).chunk(3, -1))
+    parts = (x.reshape(-1, *x.shape[-2:]) @ matrix.mT).chunk(3, -1)
+    return tuple(part.unflatten(-1, (par.n_heads, -1)).transpose(-3, -2) for part in parts)
 
 
 def joined(par: AttentionParameters, heads: Tensor) -> Tensor:
     outer = par.output.movedim(0, 1).flatten(1)
-    return heads[0].transpose(0, 1).flatten(1) @ outer.mT
+    return heads.transpose(-3, -2).flatten(-2) @ outer.mT
+
+
+def by_sdpa(par: AttentionParameters, x: Tensor, **how: object) -> Tensor:
+    """The layer as one writes it: three products and the fused kernel."""
+    return joined(par, sdpa(*projected(par, x), **how)).reshape(x.shape)
 
 
 def fused(par: AttentionParameters, mu: ParticleMeasure, **how: object) -> Script:
-    return lambda: joined(par, sdpa(*projected(par, mu.points), **how))
+    return partial(by_sdpa, par, mu.points, **how)
 
 
 def by_hand(
@@ -155,7 +155,6 @@ def shapes(quick: bool, device: str) -> Iterator[dict]:
                     lambda F=F, mu=mu: F(mu),
                     fused(par, mu, is_causal=causal),
                     peer="projections and SDPA",
-                    asked=ASKED.get(n),
                     device=device,
                 )
 
@@ -204,9 +203,6 @@ def derivatives(numbers: tuple[int, ...], device: str) -> Iterator[dict]:
     def ours(x: Tensor) -> Tensor:
         return F(ParticleMeasure(x)).points
 
-    def plain(x: Tensor) -> Tensor:
-        return joined(par, sdpa(*projected(par, x)))
-
     def softmax(x: Tensor) -> Tensor:  # the fused kernel has no forward derivative
         q, k, v = projected(par, x)
         return joined(par, (q @ k.mT / math.sqrt(q.shape[-1])).softmax(-1) @ v)
@@ -226,12 +222,10 @@ def derivatives(numbers: tuple[int, ...], device: str) -> Iterator[dict]:
             return lambda: torch_func.jvp(f, (x,), (x,))[1]
 
         for name, one, other, peer in (
-            ("gradient", gradient(ours), gradient(plain), "projections and SDPA"),
+            ("gradient", gradient(ours), gradient(partial(by_sdpa, par)), "projections and SDPA"),
             ("forward derivative", forward(ours), forward(softmax), "softmax by hand"),
         ):
-            yield beside(
-                f"{name}, d = 64, n = {n:,}", one, other, peer=peer, asked=0.6, device=device
-            )
+            yield beside(f"{name}, d = 64, n = {n:,}", one, other, peer=peer, device=device)
 
 
 def rows(quick: bool, device: str) -> Iterator[dict]:

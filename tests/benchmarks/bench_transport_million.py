@@ -21,15 +21,12 @@ import argparse
 import itertools
 import json
 import logging
-import multiprocessing
 import pathlib
-import resource
 import sys
 import time
-from collections.abc import Callable
 
 import numpy as np
-from tables import machine, show
+from tables import in_own_process, machine, peak_megabytes, show
 
 CASES, WEIGHTED = ("samples", "pairing_broken"), ("uniform", "dirichlet", "softmax")
 Cloud = tuple[np.ndarray, np.ndarray]
@@ -61,10 +58,6 @@ def clouds(case: str, n: int, d: int) -> tuple[Cloud, Cloud, float | None]:
         a = np.exp(3 * rng.normal(size=(2, n)))
         a /= a.sum(1, keepdims=True)
     return (x, a[0]), (y, a[1]), None
-
-
-def peak_megabytes() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def ours(case: str, n: int, d: int) -> dict:
@@ -107,11 +100,6 @@ def pot(case: str, n: int, d: int) -> dict:
         "wall_seconds": time.perf_counter() - wall,
         "extra_megabytes": peak_megabytes() - before,
     }
-
-
-def in_own_process(function: Callable[..., dict], *arguments: object) -> dict:
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(function, arguments)
 
 
 def measured(case: str, n: int, d: int, pot_up_to: int) -> dict:

@@ -92,7 +92,6 @@ def single(quick: bool) -> Iterator[dict]:
                 ),
                 lambda F=F, mu=mu: by_svds(F, mu),
                 peer="svds on a kept linearisation",
-                asked=1.0 if words else 0.7,
             )
 
 
@@ -108,7 +107,6 @@ def rows(quick: bool, device: str) -> Iterator[dict]:
             lambda F=F, mu=mu: local_lipschitz(F, mu),
             lambda F=F, mu=mu: by_autodiff(F, mu),
             peer="vmap(jacrev) and svdvals",
-            asked=1.0 if cases > 1 else None,
             device=device,
         )
 

@@ -7,7 +7,7 @@ function that yields rows, and a pair of comments on the page where its table go
 
     def rows(quick: bool, device: str) -> Iterator[dict]:
         for n in (64,) if quick else (64, 256, 2048):
-            yield beside(f"map, n = {n}", ours, script, peer="projections and SDPA", asked=0.4)
+            yield beside(f"map, n = {n}", ours, script, peer="projections and SDPA")
 
     if __name__ == "__main__":
         main(__file__, rows)
@@ -25,9 +25,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import platform
 import re
+import resource
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -91,7 +93,6 @@ def beside(
     script: Callable[[], object],
     *,
     peer: str,
-    asked: float | None = None,
     device: str = "cpu",
     lasting: float = 0.5,
 ) -> dict:
@@ -99,7 +100,7 @@ def beside(
     ours(), script()  # the libraries' own start is nobody's
     first, second = least((ours, script), device=device, lasting=lasting)
     row = {"case": case, "peer": peer, "ours_s": first, "peer_s": second, "ratio": second / first}
-    return row | {"asked": asked, "machine": machine(device)}
+    return row | {"machine": machine(device)}
 
 
 def time_of(value: float) -> str:
@@ -108,6 +109,21 @@ def time_of(value: float) -> str:
         if value >= size:
             return f"{value / size:.3g} {unit}"
     return f"{value * 1e6:.3g} µs"
+
+
+def peak_megabytes() -> float:
+    """The largest memory that this process has held, and not the one that started it."""
+    status = Path("/proc/self/status")  # on Linux `ru_maxrss` begins with that of the parent
+    if status.exists():
+        line = next(x for x in status.read_text().splitlines() if x.startswith("VmHWM"))
+        return int(line.split()[1]) / 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def in_own_process(function: Callable[..., dict], *arguments: object) -> dict:
+    """What it returns in a process that has done nothing else."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(function, arguments)
 
 
 def table(rows: Iterable[dict]) -> str:
