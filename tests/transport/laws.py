@@ -33,17 +33,8 @@ class Told(NamedTuple):
 
 def told(found: TransportResult, place: Any = ()) -> Told:
     """Of a batch, what it says of the pair at a place."""
-    f, g = found.potentials or (None, None)
-    arrays = (
-        found.lower,
-        found.value,
-        found.upper,
-        found.converged,
-        found.rounding,
-        found.plan,
-        f,
-        g,
-    )
+    ends = found.lower, found.value, found.upper
+    arrays = *ends, found.converged, found.rounding, found.plan, *(found.potentials or [None] * 2)
     lower, value, upper, converged, rounding, *rest = (
         None if t is None else np.asarray(t)[place] for t in arrays
     )

@@ -1,7 +1,7 @@
 """Pairs of measures of every kind that has been hard for a solver: the table PROBLEMS.
 
 A kind draws points and log-weights of two measures of a few atoms, so that an integer program
-knows their distance; a kind of LARGE draws some hundred atoms whose best plan is known.
+knows their distance.
 """
 
 from __future__ import annotations

@@ -19,24 +19,6 @@ COSTS = ((X[:, None] - Y) ** 2).sum(-1)
 SIGMA = linear_sum_assignment(COSTS)[1]
 
 
-@pytest.mark.parametrize("size", [None, 100])
-def test_products_and_direct_costs_price_alike(monkeypatch, size) -> None:
-    """Above a number of differences pricing goes by products, with a slack, or precisely."""
-    if size is not None:
-        monkeypatch.setattr(grading, "_DIRECT", size)
-        monkeypatch.setattr(grading, "_BLOCK", size)
-    for eps in (1.0, 1e-6):
-        y = X + eps * RNG.normal(size=X.shape)
-        truth = float(solve_w2(X, y).value)
-        sigma = linear_sum_assignment(((X[:, None] - y) ** 2).sum(-1))[1]
-        found = certify(X, y, plan=sigma, potentials=(None, np.zeros(30)))
-        assert float(found.lower) <= truth * (1 + 1e-14)
-        assert float(found.upper) == pytest.approx(truth, rel=1e-12)
-        exact = solve_w2(X, y).potentials
-        found = certify(X, y, plan=sigma, potentials=exact)
-        assert found.converged and found.relative_width < 1e-9
-
-
 def test_of_two_potentials_the_better_one_counts() -> None:
     f, g = BEST.potentials
     for pair in ((f, np.zeros(30)), (np.zeros(30), g)):
@@ -60,11 +42,13 @@ def test_potentials_in_blocks_and_by_products_are_those_of_all_pairs(
 ) -> None:
     monkeypatch.setattr(grading, "_BLOCK", 100)
     monkeypatch.setattr(grading, "_DIRECT", direct)
-    p = Problem.of(X, Y, np.zeros(len(X)), np.zeros(len(Y)))
-    known = np.sin(np.arange(p.n if mirror else p.m))
-    truth = (p.costs - (known[:, None] if mirror else known)).min(0 if mirror else 1)
-    found = grading.priced(p, known, mirror=mirror)
-    np.testing.assert_allclose(found, truth, rtol=0, atol=1e-15)
+    waves = np.sin(np.arange(30))
+    # Of atoms that hardly move costs are far below what products round.
+    for y, known, room in ((Y, waves, 1e-15), (X + 1e-6 * Y, 0 * waves, 1e-25)):
+        p = Problem.of(X, y, np.zeros(30), np.zeros(30))
+        truth = (p.costs - (known[:, None] if mirror else known)).min(0 if mirror else 1)
+        found = grading.priced(p, known, mirror=mirror)
+        np.testing.assert_allclose(found, truth, rtol=0, atol=room)
 
 
 BAD = {

@@ -51,7 +51,11 @@ from tests.transport.lies import LIES, tell
 from tests.transport.problems import PROBLEMS, Problem, problem
 from tests.transport.transport_oracles import exact_optimum
 
-SEEDS = 2
+
+def seeds(few: int, many: int) -> pytest.MarkDecorator:
+    """So many seeds by default, and so many others under the marker `slow`."""
+    others = pytest.param(range(few, few + many), marks=pytest.mark.slow, id="many")
+    return pytest.mark.parametrize("seeds", [pytest.param(range(few), id="few"), others])
 
 
 # ------------------------------------------------------------------ answers
@@ -202,15 +206,15 @@ def obeys(found: Told, p: Problem, answer: Answer, *, is_lie: bool = False) -> N
         is_feasible(found, p, answer.order)
 
 
+@seeds(2, 50)
 @pytest.mark.parametrize("kind", PROBLEMS)
 @pytest.mark.parametrize("name", ANSWERS)
-def test_every_answer_obeys_the_laws(name: str, kind: str) -> None:
+def test_every_answer_obeys_the_laws(name: str, kind: str, seeds: range) -> None:
     answer = ANSWERS[name]
-    problems = [problem(kind, seed) for seed in range(SEEDS)]
-    for p in problems:
-        if not answer.applies(p) or (answer.meant and kind in BY_CLUSTERS):
-            continue
-        obeys(told(answer.solve(p), answer.place), p, answer)
+    for seed in seeds:
+        p = problem(kind, seed)
+        if answer.applies(p) and not (answer.meant and kind in BY_CLUSTERS):
+            obeys(told(answer.solve(p), answer.place), p, answer)
 
 
 # ------------------------------------------------------------------ lies
@@ -226,7 +230,9 @@ def test_what_a_wrong_solver_says_is_bounded_and_flagged(
     monkeypatch: pytest.MonkeyPatch, lie: str
 ) -> None:
     liar = tell(monkeypatch, LIES[lie])
-    for kind, name in itertools.product(("weighted", "uniform"), LIED_TO):
+    # Of clusters that exchange mass what little crosses costs more than all the rest.
+    crossing = ("crossing", "as weights are meant")
+    for kind, name in (*itertools.product(("weighted", "uniform"), LIED_TO), crossing):
         p, answer, heard = problem(kind), ANSWERS[name], liar.calls
         if answer.applies(p):
             with np.errstate(invalid="ignore"):  # ∞ − ∞
@@ -235,25 +241,14 @@ def test_what_a_wrong_solver_says_is_bounded_and_flagged(
             assert liar.calls > heard
 
 
+@seeds(1, 30)
 @pytest.mark.parametrize("lie", LIES)
-def test_a_wrong_solver_is_not_believed_about_clusters_that_exchange_mass(
-    monkeypatch: pytest.MonkeyPatch, lie: str
-) -> None:
-    """What little crosses costs more than all the rest."""
-    tell(monkeypatch, LIES[lie])
-    p, answer = problem("crossing"), ANSWERS["as weights are meant"]
-    with np.errstate(invalid="ignore"):
-        found = told(answer.solve(p), answer.place)
-    obeys(found, p, answer, is_lie=True)
-
-
-def graded_or_refused(lie: str, seed: int) -> None:
-    """A third of the kinds, which third depends on lie and seed."""
-    first = list(LIES).index(lie) + seed
-    for k, kind in list(enumerate(PROBLEMS))[first % 3 :: 3]:
-        p, order = problem(kind, seed), 1 + (k + first) % 2
-        if kind in (*BY_CLUSTERS, "a huge unit"):
+def test_what_anybody_says_is_graded_or_refused(lie: str, seeds: range) -> None:
+    for seed, (k, kind) in itertools.product(seeds, enumerate(PROBLEMS)):
+        turn = k + seed + list(LIES).index(lie)
+        if turn % 3 or kind in (*BY_CLUSTERS, "a huge unit"):
             continue
+        p, order = problem(kind, seed), 1 + turn % 2
         plan, f, g = claim(p, lie, order)
         words = refusal(plan, f, g, p)
         said = {"plan": plan if words else dressed(plan, p, k), "potentials": (f, g), "p": order}
@@ -264,18 +259,6 @@ def graded_or_refused(lie: str, seed: int) -> None:
         found = certify(p.mu, p.nu, **said)
         check_grade(p, found, order)
         assert bool(found.converged) >= (lie == "the truth" and not p.is_single)
-
-
-@pytest.mark.parametrize("lie", LIES)
-def test_what_anybody_says_is_graded_or_refused(lie: str) -> None:
-    graded_or_refused(lie, 0)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("lie", LIES)
-def test_what_anybody_says_is_graded_or_refused_hundreds_of_times(lie: str) -> None:
-    for seed in range(1, 31):
-        graded_or_refused(lie, seed)
 
 
 # ------------------------------------------------------------------ what changes nothing
@@ -387,14 +370,3 @@ def test_the_identity_stretches_nothing() -> None:
         p = problem(kind)
         if p.truth(2) > 0 and kind != "atoms without mass":
             assert float(secant_ratio(lambda t: t, p.mu, p.nu, strict=False).lower) <= 1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", PROBLEMS)
-@pytest.mark.parametrize("name", ANSWERS)
-def test_every_answer_obeys_the_laws_hundreds_of_times(name: str, kind: str) -> None:
-    answer = ANSWERS[name]
-    for seed in range(SEEDS, SEEDS + 50):
-        p = problem(kind, seed)
-        if answer.applies(p) and not (answer.meant and kind in BY_CLUSTERS):
-            obeys(told(answer.solve(p), answer.place), p, answer)
