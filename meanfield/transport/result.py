@@ -248,14 +248,19 @@ def warn_of_rounding(result: TransportResult) -> None:
     wide = result.rounding > _WIDE * result.upper
     if not bool(wide.any()):
         return
-    lower, upper = (torch.as_tensor(t).reshape(-1) for t in (result.lower, result.upper))
-    worst = int(torch.as_tensor(result.relative_width).reshape(-1).argmax())
+    low, high, _ = _widest(result)
     warnings.warn(
-        f"W{result.order:g} lies in [{float(lower[worst]):.4g}, {float(upper[worst]):.4g}]: so "
-        "much is left open by rounding, as the distance is small beside the clouds; solve_w2 "
-        "gives the interval",
+        f"W{result.order:g} lies in [{low:.4g}, {high:.4g}]: so much is left open by rounding, "
+        "as the distance is small beside the clouds; solve_w2 gives the interval",
         stacklevel=4,
     )
+
+
+def _widest(result: TransportResult) -> tuple[float, ...]:
+    """The ends and the relative width of the answer that is open most."""
+    arrays = result.lower, result.upper, result.relative_width
+    ends = torch.stack([torch.as_tensor(t).reshape(-1) for t in arrays])
+    return tuple(ends[:, ends[-1].argmax()].tolist())
 
 
 def refuse_unconverged(result: TransportResult, rtol: float) -> TransportResult:
@@ -267,16 +272,12 @@ def refuse_unconverged(result: TransportResult, rtol: float) -> TransportResult:
     """
     if result.converged.all():
         return result
-    low, high, width = (
-        torch.as_tensor(t).reshape(-1) for t in (result.lower, result.upper, result.relative_width)
-    )
-    worst = int(width.argmax())
+    low, high, width = _widest(result)
     raise ConvergenceError(
         f"W{result.order:g}: expected plan and potentials to meet within rtol={rtol:g}, got the "
-        f"interval [{float(low[worst]):.12g}, {float(high[worst]):.12g}] of relative width "
-        f"{float(width[worst]):.3g} by {result.method!r} in {result.seconds:.3g} s; take "
-        "strict=False for the flagged interval (also in this error's .result), a larger rtol or "
-        "time_limit, or another method",
+        f"interval [{low:.12g}, {high:.12g}] of relative width {width:.3g} by "
+        f"{result.method!r} in {result.seconds:.3g} s; take strict=False for the flagged interval "
+        "(also in this error's .result), a larger rtol or time_limit, or another method",
         result=result,
     )
 

@@ -144,7 +144,8 @@ class CTransform:
         self, cells: list[_Cell], columns: _Columns, count: int, slack: float
     ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         for cell, kept in zip(cells, columns.eligible(cells, count, slack), strict=True):
-            few = columns.part(kept.nonzero().squeeze(-1))
+            which = kept.nonzero().squeeze(-1)
+            few = _Columns(columns.places[which], columns.lifted.index_select(0, which))
             if cell.inner:
                 yield from self._inside(cell.inner, few, count, slack)
             else:
@@ -193,10 +194,6 @@ class _Columns(NamedTuple):
 
     places: Tensor
     lifted: Tensor
-
-    def part(self, which: Tensor) -> _Columns:
-        """Some of them."""
-        return _Columns(self.places[which], self.lifted.index_select(0, which))
 
     def costs(self, points: Tensor) -> Tensor:
         """h_j(x) = ‖y_j‖² − g_j − 2 ⟨x, y_j⟩ of points x, (p, k)."""

@@ -20,14 +20,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from meanfield.transport.certificate import (
-    Interval,
-    SparsePlan,
-    centred,
-    certified,
-    log_masses,
-    narrower,
-)
+from meanfield.transport.certificate import Interval, SparsePlan, centred, certified, narrower
 from meanfield.transport.plans.c_transform import CTransform, halved
 from meanfield.transport.plans.exact import solve_dense, sparse_simplex
 from meanfield.transport.plans.formulas import both_ways, monotone_along_widest
@@ -198,9 +191,8 @@ def _in_rounds(
         # relative to the largest of them.
         rows, cols, costs = _with_costs(problem, arcs)
         reduced = np.clip(costs - f[rows] - g[cols], 0, ceiling)
-        found = sparse_simplex(problem.a, problem.b, (rows, cols, reduced), is_warm=k > 0)
-        plan = SparsePlan(found.rows, found.cols, log_masses(found.mass))
-        f, g = found.f + f, np.where(np.isfinite(found.g), found.g, 0.0) + g
+        plan, u, v = sparse_simplex(problem.a, problem.b, (rows, cols, reduced), is_warm=k > 0)
+        f, g = u + f, np.where(np.isfinite(v), v, 0.0) + g
         latest, wanted = _looked_at(problem, plan, f, g, transform, rtol)
         best = narrower(latest, best, rtol)
         assert best.f is not None

@@ -6,8 +6,6 @@ Only the calls of the solvers are a loop.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
 from meanfield.errors import ConvergenceError
@@ -16,6 +14,7 @@ from meanfield.transport.certificate import (
     SparsePlan,
     certified,
     is_open,
+    log_masses,
     narrower,
 )
 from meanfield.transport.plans.core import compiled_core
@@ -204,24 +203,14 @@ def _permutation_potentials(
     return found
 
 
-class SparseFound(NamedTuple):
-    """What the sparse simplex says: a plan and potentials, on the arcs it was given."""
-
-    rows: np.ndarray
-    cols: np.ndarray
-    mass: np.ndarray
-    f: np.ndarray
-    g: np.ndarray
-
-
 def sparse_simplex(
     a: np.ndarray,
     b: np.ndarray,
     arcs: tuple[np.ndarray, np.ndarray, np.ndarray],
     *,
     is_warm: bool = False,
-) -> SparseFound:
-    """An optimal plan on given arcs (rows, columns, costs), by POT's `ot.lp.emd_c_sparse`.
+) -> tuple[SparsePlan, np.ndarray, np.ndarray]:
+    """An optimal plan on given arcs, f and g, by POT's `ot.lp.emd_c_sparse`.
 
     Args:
         a: masses of the rows.
@@ -251,8 +240,8 @@ def sparse_simplex(
         (i, j), mass = plan.tocoo().coords, plan.tocoo().data
     _refuse(message)
     middle = float(np.median(g))  # the artificial root leaves an offset of some thousands
-    i, j = i.astype(np.int64), j.astype(np.int64)
-    return SparseFound(i, j, mass, (f + middle) * unit, (g - middle) * unit)
+    plan = SparsePlan(i.astype(np.int64), j.astype(np.int64), log_masses(mass))
+    return plan, (f + middle) * unit, (g - middle) * unit
 
 
 def _positive(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
