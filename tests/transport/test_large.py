@@ -10,8 +10,8 @@ import torch
 
 from meanfield.measures import ParticleMeasure
 from meanfield.transport import certificate, solve_w2
-from meanfield.transport.plans import clusters, columns
-from meanfield.transport.plans.c_transform import halved
+from meanfield.transport.plans import c_transform, clusters, columns
+from meanfield.transport.plans.c_transform import CTransform, halved
 from meanfield.transport.plans.exact import solve_dense, sparse_simplex
 from meanfield.transport.problem import Problem
 
@@ -25,10 +25,13 @@ def pair(kind: str, n: int, m: int, d: int) -> tuple[ParticleMeasure, ParticleMe
     elif kind == "softmax":
         a, b = np.exp(3 * rng.normal(size=n)), np.exp(3 * rng.normal(size=m))
         a, b = a / a.sum(), b / b.sum()
-    return (
-        ParticleMeasure(torch.as_tensor(x), torch.as_tensor(a)),
-        ParticleMeasure(torch.as_tensor(y), torch.as_tensor(b)),
-    )
+    return ParticleMeasure(x, a), ParticleMeasure(y, b)
+
+
+def problem_of(kind: str, n: int, m: int, d: int) -> Problem:
+    mu, nu = pair(kind, n, m, d)
+    arrays = (mu.points, nu.points, mu.log_weights, nu.log_weights)
+    return Problem.of(*(t.numpy() for t in arrays))
 
 
 @pytest.mark.parametrize("kind", ["uniform", "dirichlet", "softmax"])
@@ -72,9 +75,7 @@ def test_halving_puts_every_point_into_one_small_group_of_neighbours(
 
 @pytest.mark.parametrize("kind", ["uniform", "softmax"])
 def test_coarser_levels_keep_masses_and_means(kind: str) -> None:
-    mu, nu = pair(kind, 900, 150, 3)
-    arrays = (t.numpy() for t in (mu.points, nu.points, mu.log_weights, nu.log_weights))
-    problem = Problem.of(*arrays)
+    problem = problem_of(kind, 900, 150, 3)
     levels = columns._levels(problem)
     assert [level.n for level in levels] == [256, 900]
     assert [level.m for level in levels] == [150, 150]  # small enough as it is
@@ -88,9 +89,7 @@ def test_coarser_levels_keep_masses_and_means(kind: str) -> None:
 
 def carried_over(kind: str, n: int, d: int) -> tuple[Problem, certificate.Interval, np.ndarray]:
     """A problem, and what its coarser level says of it."""
-    mu, nu = pair(kind, n, n, d)
-    arrays = (t.numpy() for t in (mu.points, nu.points, mu.log_weights, nu.log_weights))
-    coarse, fine = columns._levels(Problem.of(*arrays))[-2:]
+    coarse, fine = columns._levels(problem_of(kind, n, n, d))[-2:]
     answer = solve_dense(coarse, rtol=1e-9)
     return fine, *columns._carried(coarse, answer, fine, "cpu")
 
@@ -163,8 +162,6 @@ def test_a_time_limit_gives_the_interval_so_far(kind: str, d: int) -> None:
 def test_minima_are_the_smallest_of_all_pairs(
     monkeypatch: pytest.MonkeyPatch, share: float, inside: int, d: int
 ) -> None:
-    from meanfield.transport.plans import c_transform
-
     monkeypatch.setattr(c_transform, "_SHARE", share)
     monkeypatch.setattr(c_transform, "_SMALL_CELL", 16)
     monkeypatch.setattr(c_transform, "_INSIDE", inside)
@@ -175,7 +172,7 @@ def test_minima_are_the_smallest_of_all_pairs(
     costs = np.square(x[:, None] - y[None]).sum(-1) - g
     least = np.sort(costs, axis=1)
 
-    found = c_transform.CTransform(x, y)(g, 6)
+    found = CTransform(x, y)(g, 6)
     np.testing.assert_allclose(found.minima, least[:, 0], rtol=0, atol=found.slack)
     assert found.slack < 1e-11
     np.testing.assert_allclose(found.values, costs[found.rows, found.cols], atol=found.slack)
@@ -185,15 +182,13 @@ def test_minima_are_the_smallest_of_all_pairs(
         np.testing.assert_allclose(values, least[:, :6], rtol=0, atol=found.slack)
 
     ceiling = least[:, 0] + np.where(np.arange(900) % 2, 0.05, -0.05)
-    below = c_transform.CTransform(x, y)(g, 6, ceiling)
+    below = CTransform(x, y)(g, 6, ceiling)
     np.testing.assert_allclose(below.minima, least[:, 0], rtol=0, atol=below.slack)
     assert set(below.rows) == set(range(1, 900, 2))
     assert (below.values < ceiling[below.rows]).all()
 
 
 def test_minima_far_from_zero_are_known_less_well_and_say_so() -> None:
-    from meanfield.transport.plans.c_transform import CTransform
-
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(50, 2)), rng.normal(size=(60, 2))
     g = 1e6 + rng.normal(size=60)
@@ -206,8 +201,6 @@ def test_minima_far_from_zero_are_known_less_well_and_say_so() -> None:
 
 def test_precise_minima_lose_no_digit_of_small_displacements() -> None:
     """Centring rounds coordinates by 1e-16: of a displacement of 1e-9 that is 1e-7."""
-    from meanfield.transport.plans.c_transform import CTransform
-
     rng = np.random.default_rng(4)
     x = rng.normal(size=(300, 3))
     y = x + 1e-9 * rng.normal(size=x.shape)
@@ -226,10 +219,9 @@ def test_a_small_perturbation_of_many_points_is_certified_by_nearest_neighbours(
     rng = np.random.default_rng(3)
     x = rng.normal(size=(5_000, 16))
     y = x + 0.01 * rng.normal(size=x.shape)
-    weights = torch.as_tensor(rng.dirichlet(np.ones(len(x))))
-    mu = ParticleMeasure(torch.as_tensor(x), weights)
-    result = solve_w2(mu, mu.replace(torch.as_tensor(y)))
-    truth = float((weights * torch.as_tensor(((x - y) ** 2).sum(-1))).sum().sqrt())
+    weights = rng.dirichlet(np.ones(len(x)))
+    result = solve_w2((x, weights), (y, weights))
+    truth = np.sqrt(weights @ ((x - y) ** 2).sum(-1))
     assert result.method == "identity"
     assert float(result.value) == pytest.approx(truth, rel=1e-13)
 

@@ -49,7 +49,7 @@ from tests.transport.laws import (
 )
 from tests.transport.lies import LIES, tell
 from tests.transport.problems import PROBLEMS, Problem, problem
-from tests.transport.transport_oracles import exact_optimum
+from tests.transport.transport_oracles import priced_optimum
 
 
 def seeds(few: int, many: int) -> pytest.MarkDecorator:
@@ -135,18 +135,9 @@ def at_a_price(p: Problem) -> TransportResult:
 
 
 def priced_truth(p: Problem) -> Fraction:
-    (x, y, a, b), both = p.arrays, conditions(p)
-    (x, a, s), (y, b, t) = (
-        (points[w > -math.inf], w[w > -math.inf], c[w > -math.inf])
-        for points, w, c in ((x, a, both[0]), (y, b, both[1]))
-    )
-    rows, cols = (
-        [[Fraction(v) for v in row] for row in np.c_[z, c].tolist()] for z, c in ((x, s), (y, t))
-    )
-    prices = [Fraction(1)] * x.shape[1] + [Fraction(PRICE)]
-    costs = [[sum(w * (u - v) ** 2 for w, u, v in zip(prices, r, c, strict=True)) for c in cols]
-             for r in rows]  # fmt: skip
-    return exact_optimum(costs, a, b)
+    (x, y, a, b), (s, t) = p.arrays, conditions(p)
+    i, j = a > -math.inf, b > -math.inf
+    return priced_optimum(x[i], y[j], s[i, None], t[j, None], a[i], b[j], penalty=PRICE)
 
 
 def at_two_positions(p: Problem) -> TransportResult:

@@ -40,6 +40,21 @@ def exact_optimum(costs: list[list[Fraction]], log_a: np.ndarray, log_b: np.ndar
     return Fraction(total, (1 << MASS_BITS) * unit)
 
 
+def priced_optimum(
+    x: np.ndarray, y: np.ndarray, s: np.ndarray, t: np.ndarray, *logs: np.ndarray, penalty: float
+) -> Fraction:
+    """The least Σ π_ij (‖xᵢ − y_j‖² + λ ‖sᵢ − t_j‖²), of conditions (n, k) and (m, k)."""
+    prices = [Fraction(1)] * x.shape[1] + [Fraction(penalty)] * s.shape[1]
+    rows, cols = (
+        [[Fraction(v) for v in row] for row in np.c_[z, c].tolist()] for z, c in ((x, s), (y, t))
+    )
+    costs = [
+        [sum(w * (u - v) ** 2 for w, u, v in zip(prices, r, c, strict=True)) for c in cols]
+        for r in rows
+    ]
+    return exact_optimum(costs, *logs)
+
+
 def _integer_masses(logs: np.ndarray) -> list[int]:
     with mpmath.workprec(MASS_BITS + 200):
         raw = [mpmath.exp(mpmath.mpf(float(t))) if t > -math.inf else mpmath.mpf(0) for t in logs]
