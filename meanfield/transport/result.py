@@ -179,26 +179,20 @@ class TransportResult(Answer, noun="distance", title="Wasserstein distance"):
         return super().to_dataset().merge(plans)
 
 
-def gathered(parts: Sequence[Interval], places: Sequence[Any] | None = None) -> Interval:
-    """Batches as one, plans padded with −inf; potentials of all or none.
-
-    The answers of a part stand at its places; without places, one part after the other.
-    """
-    if places is None and len(parts) == 1 and (parts[0].log_mass > -np.inf).all():
+def gathered(parts: Sequence[Interval]) -> Interval:
+    """Batches as one, plans padded with −inf; potentials of all or none."""
+    if len(parts) == 1 and (parts[0].log_mass > -np.inf).all():
         return parts[0]
-    if places is None:
-        ends = np.cumsum([len(part.value) for part in parts])
-        places = [slice(end - len(part.value), end) for end, part in zip(ends, parts, strict=True)]
-    count = sum(len(part.value) for part in parts)
+    ends = np.cumsum([len(part.value) for part in parts])
 
     def joined(name: str) -> Any:
         each = [getattr(part, name) for part in parts]
         if len(each) == 1 or any(t is None for t in each):
             return each[0] if len(each) == 1 else None
-        shape = (count, *max(t.shape[1:] for t in each))
+        shape = (ends[-1], *max(t.shape[1:] for t in each))
         whole = np.full(shape, -np.inf if name == "log_mass" else 0, each[0].dtype)
-        for place, t in zip(places, each, strict=True):
-            whole[(place, *map(slice, t.shape[1:]))] = t
+        for end, t in zip(ends, each, strict=True):
+            whole[(slice(end - len(t), end), *map(slice, t.shape[1:]))] = t
         return whole
 
     held = {name: joined(name) for name in Interval.arrays()}

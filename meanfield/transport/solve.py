@@ -233,9 +233,10 @@ def solve_arrays(
     is_open = whole.upper - whole.lower > settings.rtol * whole.upper
     if not is_open.any():
         return whole
-    closed, left = np.flatnonzero(~is_open), np.flatnonzero(is_open)[:, None]
-    alone = [_solve_one(x[k], y[k], log_a[k], log_b[k], settings)[None] for (k,) in left]
-    return gathered([whole[closed], *alone], [closed, *left])
+    left = np.flatnonzero(is_open)
+    alone = [_solve_one(x[k], y[k], log_a[k], log_b[k], settings)[None] for k in left]
+    place = np.argsort(is_open, kind="stable").argsort()  # the closed ones come first
+    return gathered([whole[~is_open], *alone])[place]
 
 
 def _solve_one(
