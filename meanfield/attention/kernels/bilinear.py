@@ -40,7 +40,17 @@ class DotProduct(Kernel):
         """
         held = points.detach()
         low, high = held.amin(-2, keepdim=True), held.amax(-2, keepdim=True)
-        return measured_from(parameters, points, low.clamp_min(0) + high.clamp_max(0))
+        centre = low.clamp_min(0) + high.clamp_max(0)
+        q, k, v = parameters.project(points - centre)
+        q_centre, k_centre, v_centre = parameters.project(centre)
+        q = q + q_centre
+        if parameters.query_bias is not None:
+            q = q + parameters.query_bias[:, None, :]
+        if parameters.key_bias is not None:
+            k_centre = k_centre + parameters.per_head(parameters.key_bias)[:, None, :]
+        if parameters.value_bias is not None:
+            v_centre = v_centre + parameters.per_head(parameters.value_bias)[:, None, :]
+        return Features(parameters.scale[:, None, None] * q, k, v, None, k_centre, v_centre)
 
     def feature_sizes(self, parameters: AttentionParameters, radius: float) -> FeatureSizes:
         """From norms of the matrices."""
@@ -87,21 +97,6 @@ class DotProduct(Kernel):
         return motions[0], motions[1]
 
 
-def measured_from(parameters: AttentionParameters, points: Tensor, centre: Tensor) -> Features:
-    """scale · (Qx + b_Q), Kx and Vx, the last two measured from their values at the centre."""
-    q, k, v = parameters.project(points - centre)
-    q_centre, k_centre, v_centre = parameters.project(centre)
-    q = q + q_centre
-    if parameters.query_bias is not None:
-        q = q + parameters.query_bias[:, None, :]
-    if parameters.key_bias is not None:
-        k_centre = k_centre + parameters.per_head(parameters.key_bias)[:, None, :]
-    if parameters.value_bias is not None:
-        v_centre = v_centre + parameters.per_head(parameters.value_bias)[:, None, :]
-    scale = parameters.scale[:, None, None]
-    return Features(scale * q, k, v, None, k_centre, v_centre)
-
-
 dot_product = DotProduct()
 
 
@@ -141,13 +136,6 @@ class L2(FeatureTransform):
         norms = [torch.linalg.matrix_norm(m, 2) for m in (parameters.query, parameters.key)]
         scale = 2 * parameters.scale.abs()
         return scale * norms[0].square(), scale * parameters.per_head(norms[1].square())
-
-    def _inner_features(self, at: At) -> Features:
-        if not self.is_shift_invariant(at.parameters):
-            return super()._inner_features(at)
-        # Attention has taken the mean off; that of the atoms would count those without mass.
-        origin = torch.zeros_like(at.points[..., :1, :])
-        return measured_from(at.parameters, at.points, origin).whole_keys()
 
     def turn(self, at: At, features: Features) -> Features:
         """From scale · q, k to 2·scale · q, k and the biases."""
