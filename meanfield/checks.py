@@ -218,9 +218,7 @@ def is_traced(tensor: Tensor) -> bool:
     if tensor.is_meta or torch.compiler.is_compiling():
         return True
     # Private, but there is no public question with this answer (torch 2.4 to 2.13).
-    functorch = getattr(torch._C, "_functorch", None)
-    wrapped = getattr(functorch, "is_functorch_wrapped_tensor", None)
-    return bool(wrapped is not None and wrapped(tensor))
+    return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 
 def is_recorded(tensor: Tensor) -> bool:
@@ -388,7 +386,7 @@ def without_autocast(function: _Called) -> _Called:
     return plainly  # type: ignore[return-value]
 
 
-def as_generator(value: Any, name: str = "generator") -> torch.Generator:
+def as_generator(value: Any) -> torch.Generator:
     """The generator given, a new one of the seed given, or torch's own for None.
 
     Raises:
@@ -403,9 +401,9 @@ def as_generator(value: Any, name: str = "generator") -> torch.Generator:
         return value
     if not _is_real(_plain(value)):
         raise TypeError(
-            f"{name}: expected a torch.Generator, a seed or None, got {describe(value)}"
+            f"generator: expected a torch.Generator, a seed or None, got {describe(value)}"
         )
-    return torch.Generator().manual_seed(count(value, name, least=0, most=2**64 - 1))
+    return torch.Generator().manual_seed(count(value, "generator", least=0, most=2**64 - 1))
 
 
 def check_move(tensor: Tensor, *args: Any, **kwargs: Any) -> None:

@@ -246,7 +246,7 @@ class SelfAttention(Map):
             found = sigmoid_ball_bound(weights, largest)
         else:
             found = ball_bound(weights, largest, splitting=splitting)
-        return replace(found, displacement=weights.unsort(found.displacement[..., None])[..., 0])
+        return found._replace(displacement=weights.unsort(found.displacement[..., None])[..., 0])
 
     @property
     def dim(self) -> int:  # type: ignore[override]

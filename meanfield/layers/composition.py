@@ -215,12 +215,7 @@ class Sum(Composite):
             NotImplementedError: one of the maps declares nothing in a ball.
         """
         found = [part_in_ball(each, mu, radii, splitting=splitting) for each in self.maps]
-        return BallBounds.of(
-            reduce(add, [each.constant for each in found]),
-            reduce(add, [each.change for each in found]),
-            reduce(add, [each.upper for each in found]),
-            reduce(add, [each.displacement for each in found]),
-        )
+        return BallBounds.of(*(reduce(add, parts) for parts in zip(*found, strict=True)))
 
     @property
     def heads(self) -> tuple[Map, ...]:  # type: ignore[override]

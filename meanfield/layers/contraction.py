@@ -78,7 +78,7 @@ class Bounded(Composite):
             own = part_in_ball(self.map, mu, radii, splitting=splitting)
         except NotImplementedError:
             return by_constant
-        return _smaller(own, by_constant)
+        return BallBounds.of(*map(torch.minimum, own, by_constant))
 
     def _by_constant(self, mu: ParticleMeasure, radii: Tensor) -> BallBounds:
         bound = torch.full_like(radii[..., 0], self.constant)
@@ -92,15 +92,6 @@ class Bounded(Composite):
         displacement = radii if self.particlewise else moved / roots
         change = torch.where(moved[..., 0] > 0, 2 * bound, 0.0)
         return BallBounds.of(bound, change, bound, scaled_radii(bound[..., None], displacement))
-
-
-def _smaller(one: BallBounds, other: BallBounds) -> BallBounds:
-    return BallBounds.of(
-        one.constant.minimum(other.constant),
-        one.change.minimum(other.change),
-        one.upper.minimum(other.upper),
-        one.displacement.minimum(other.displacement),
-    )
 
 
 @with_hints

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, final
 
@@ -192,7 +192,7 @@ class MLP(Particlewise):
         most = self._largest_factors(mu, changes)
         change = self._norm_from([None if c is None else present * c for c in changes])
         near = BallBounds.of(self.local_upper(mu), change, self._norm_from(most), each)
-        return replace(near, displacement=scaled_radii(near.upper[..., None], each))
+        return near._replace(displacement=scaled_radii(near.upper[..., None], each))
 
     def _largest_factors(
         self, mu: ParticleMeasure, changes: Sequence[Tensor | None]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import final
 
@@ -200,7 +200,7 @@ class Pointwise(Particlewise):
             bent = torch.where(constant < self.lipschitz, bent, math.inf)
         upper = torch.full_like(constant, self.lipschitz)
         near = BallBounds.of(constant, bent.minimum(constant + upper), upper, radii)
-        return replace(near, displacement=scaled_radii(near.upper[..., None], radii))
+        return near._replace(displacement=scaled_radii(near.upper[..., None], radii))
 
     def _moved(self, points: Tensor) -> Tensor:
         """T of a copy, which it may overwrite."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -113,7 +113,7 @@ class Intervals:
         assert whole is not None
         if not splitting:
             moved = each.minimum(known(grown[..., None] * per_atom))
-            whole = replace(whole, displacement=expanded_radii(mu, moved))
+            whole = whole._replace(displacement=expanded_radii(mu, moved))
         return whole, parts
 
 

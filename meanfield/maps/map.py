@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import FunctionType
 from typing import NamedTuple, final
 
@@ -38,8 +38,7 @@ _DECLARED = {
 }
 
 
-@dataclass(frozen=True, eq=False)
-class BallBounds:
+class BallBounds(NamedTuple):
     """Bounds that hold for every input in a ball around a given one; ∞ where nothing is known.
 
     The norm of a derivative is that on L²(μ) with atoms that may split: the larger of the two
@@ -66,9 +65,7 @@ class BallBounds:
 
         NaN comes from overflow (∞ − ∞, 0 · ∞), and ∞ is a valid bound.
         """
-        constant, change, upper, displacement = (
-            known(x) for x in (constant, change, upper, displacement)
-        )
+        constant, change, upper, displacement = map(known, (constant, change, upper, displacement))
         upper = upper.minimum(constant + change)
         shape = torch.broadcast_shapes(upper.shape, displacement.shape[:-1])
         return cls(
@@ -80,9 +77,7 @@ class BallBounds:
 
     def at_most(self, constant: Tensor) -> BallBounds:
         """The same with another bound of the local constant at the input, if that is smaller."""
-        return BallBounds.of(
-            self.constant.minimum(constant), self.change, self.upper, self.displacement
-        )
+        return BallBounds.of(*self._replace(constant=self.constant.minimum(constant)))
 
     def after(self, first: BallBounds) -> BallBounds:
         """The bounds of G∘F from those of G at F(μ) (`self`, radii F's displacement) and of F.
@@ -292,7 +287,7 @@ def ball_bounds(
     if not F.particlewise:
         return found
     moved = scaled_radii(found.upper[..., None], expanded_radii(mu, radii))
-    return replace(found, displacement=found.displacement.minimum(moved))
+    return found._replace(displacement=found.displacement.minimum(moved))
 
 
 @with_hints
