@@ -22,7 +22,7 @@ from meanfield.layers.particlewise import Particlewise, Product, above_rounding,
 from meanfield.linalg.blocks import Metric
 from meanfield.linalg.vectors import units
 from meanfield.maps import BallBounds, expanded_radii
-from meanfield.maps.map import Gain, scaled_radii
+from meanfield.maps.map import Gain, normalised_in_ball, scaled_radii
 from meanfield.measures import ParticleMeasure
 
 # Sums over features are made in a tree: their rounding is that of so many terms.
@@ -95,21 +95,12 @@ class _Norm(Particlewise):
     def ball_bounds(
         self, mu: ParticleMeasure, radii: Tensor | float, *, splitting: bool = True
     ) -> BallBounds:
-        """From the least spread σ₋ within the radius r: σ₋² = (√(σ²−ε) − e)₊² + ε, e = r/√d.
+        """From `normalised_in_ball`, with a step of r/√d, times max|γ|.
 
-        The derivative is at most max|γ|/σ₋. The second derivative of z ↦ z/(|z|²+ε)^½ is the
-        symmetric form of 3s(s²−1)/σ², s = ⟨z, h⟩/σ, so at most (2/√3)/σ² in norm; along a step
-        σ falls by e at most, and the derivative changes by (2/√3) max|γ| e/(σ(σ − e)) at most.
         Images have length √d max|γ| at most, before β.
         """
         each, spread = expanded_radii(mu, radii), self._unit(mu)[1].squeeze(-1)
-        step = each / math.sqrt(mu.dim)
-        root = spread.new_tensor(math.sqrt(self.eps))
-        inner = (spread - root).clamp_min(0).sqrt() * (spread + root).sqrt() - step
-        least = torch.hypot(inner.clamp_min(0), root)
-        least = torch.where(step > 0, least, spread)
-        bent = torch.where(step < spread, step / spread / (spread - step), math.inf)
-        bent = (2 / math.sqrt(3) * bent).minimum(1 / spread + 1 / least)
+        least, bent = normalised_in_ball(spread, each / math.sqrt(mu.dim), self.eps)
         reach = scaled_radii(1 / least, each).clamp_max(2 * math.sqrt(mu.dim))
         present = mu.log_weights > -math.inf
         change, upper = (

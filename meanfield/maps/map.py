@@ -308,6 +308,26 @@ def scaled_radii(slope: Tensor, radii: Tensor) -> Tensor:
     return torch.where(radii > 0, slope * radii, 0.0)
 
 
+def normalised_in_ball(size: Tensor, step: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Of z ↦ z/σ, σ² = |z|² + ε: what σ is at least, and the slope's change at most, in a ball.
+
+    σ₋² = (√(σ²−ε) − e)₊² + ε. The second derivative is the symmetric form of 3s(s²−1)/σ²,
+    s = ⟨z, h⟩/σ, so at most (2/√3)/σ² in norm; along a step σ falls by e at most, and the slope,
+    which is at most 1/σ, changes by (2/√3) e/(σ(σ − e)) at most.
+
+    Args:
+        size: σ at the centre of the ball.
+        step: e, how far z moves at most.
+        eps: ε.
+    """
+    root = size.new_tensor(math.sqrt(eps))
+    inside = (size - root).clamp_min(0).sqrt() * (size + root).sqrt() - step
+    least = torch.where(step > 0, torch.hypot(inside.clamp_min(0), root), size)
+    bent = torch.where(step < size, 2 / math.sqrt(3) * step / size / (size - step), math.inf)
+    bent = bent.minimum(1 / size + 1 / least)
+    return least, torch.where(step > 0, bent, 0.0)
+
+
 @with_hints
 @without_autocast
 def linearize(F: MeasureMap, mu: ParticleMeasure, *, geometry: str = "euclidean") -> Linearisation:

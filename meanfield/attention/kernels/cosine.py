@@ -23,6 +23,7 @@ from meanfield.attention.parameters import AttentionParameters
 from meanfield.checks import as_float_tensor, check_finite, number
 from meanfield.habits import with_hints
 from meanfield.linalg.vectors import units
+from meanfield.maps.map import normalised_in_ball
 
 
 @final
@@ -126,12 +127,7 @@ class NormalisedFeatures(FeatureTransform):
         return parameters.scale[:, None, None] if self.inner.is_scaled else 1.0
 
     def motion(self, at: At, radius: Tensor) -> tuple[Motion, Motion] | None:
-        """From the least length in the ball, as for `meanfield.layers.RMSNorm`.
-
-        With e the largest step of the vector before, in the unit of its length σ: the least
-        length is σ₋² = (√(σ² − ε) − e)₊² + ε, the slope at most g/σ₋, and it changes by at most
-        (2/√3) g e/(σ(σ − e)).
-        """
+        """From the least length in the ball, as for `meanfield.layers.RMSNorm`."""
         inner = self.inner.motion(at, radius)
         if inner is None or self.inner.activation is not None:
             return None
@@ -152,15 +148,9 @@ class NormalisedFeatures(FeatureTransform):
         if not self.eps:  # there the direction jumps, and what comes of it is ∞ or no number
             length = torch.where((z == 0).all(-1), 0.0, length)
         step, slope = (t / (unit * root) for t in (before.moved, before.steepest))
-        eps_root = length.new_tensor(math.sqrt(self.eps))
-        inside = (length - eps_root).clamp_min(0).sqrt() * (length + eps_root).sqrt() - step
-        least = torch.hypot(inside.clamp_min(0), eps_root)
-        least = torch.where(step > 0, least, length)
+        least, bent = normalised_in_ball(length, step, self.eps)
         # In the unit of lengths a slope is that of z/σ, which has length √k or 1 at most.
         steepest = largest * root * slope / least
-        fixed = 2 / math.sqrt(3) * step / length / (length - step)
-        bent = torch.where(step < length, fixed, math.inf).minimum(1 / length + 1 / least)
-        bent = torch.where(step > 0, bent, 0.0)
         turned = (
             largest * root * slope * bent + largest * root * before.bent / (unit * root) / least
         )
