@@ -152,8 +152,12 @@ class Frames:
         return found[0], keys
 
     def log_p_and_gain(self, block: Block) -> tuple[Tensor, Tensor | None]:
-        """log P and E of `Weights.log_p_and_gain`, with the column of a null key."""
-        log_p, gain = self.weights.log_p_and_gain(block)
+        """log P, and E, the derivative of log aⱼψ in ⟨qᵢ, kⱼ⟩, with the column of a null key.
+
+        None stands for an E of 1.
+        """
+        log_p, products = self.weights.log_p(block), self.weights.products(block)
+        _, gain = self.weights.logits_and_gain(block, products)
         if not self._sunk:
             return log_p, gain
         log_p = torch.cat([log_p, self.weights.log_p_of_sink(block)], -1)

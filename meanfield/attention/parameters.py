@@ -117,8 +117,7 @@ class AttentionParameters(NoArithmetic, Hinted):
             "_widths": [len(part) for part in parts],
             "_outer": outer,
         }
-        for name, value in values.items():
-            object.__setattr__(self, name, value)
+        vars(self).update(values)
 
     @classmethod
     @with_hints

@@ -62,7 +62,7 @@ class _Rows:
     def __init__(
         self, frames: Frames, block: Block, motion: tuple[Motion, Motion], eps: Tensor
     ) -> None:
-        log_p, away_from_one = frames.weights.log_p_and_gain(block)
+        log_p, away_from_one = frames.log_p_and_gain(block)
         seen, p = log_p > -math.inf, log_p.exp()
         eps = eps[..., None, None]
         vectors = frames.rows(block, p, torch.ones_like(p))

@@ -39,14 +39,12 @@ class Block(NamedTuple):
     @property
     def n_rows(self) -> int:
         """How many rows."""
-        size: int = self.rows.stop - self.rows.start
-        return size
+        return self.rows.stop - self.rows.start
 
     @property
     def n_columns(self) -> int:
         """How many columns."""
-        size: int = self.columns.stop - self.columns.start
-        return size
+        return self.columns.stop - self.columns.start
 
 
 class Places(NamedTuple):
@@ -443,12 +441,6 @@ class Weights(NoNumber):
             scores = self.scoring.logits(self.products(block), seen, places)
             kept = self.alive[..., None, block.rows, None] & ~(scores == -math.inf)
             yield torch.where(kept, scores.abs(), 0.0)
-
-    def log_p_and_gain(self, block: Block) -> tuple[Tensor, Tensor | None]:
-        """`log_p`, and the derivative E of log aⱼψ in ⟨qᵢ, kⱼ⟩; None stands for 1."""
-        if not self.scoring.has_gain:
-            return self.log_p(block), None
-        return self.log_p(block), self.logits_and_gain(block, self.products(block))[1]
 
     # --- queries at other points ---
 

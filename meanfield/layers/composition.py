@@ -32,7 +32,13 @@ class Composite(Map):
     maps: tuple[Map, ...]
 
     def __init__(self, maps: Iterable[MeasureMap]) -> None:
-        object.__setattr__(self, "maps", self._checked(maps))
+        name = type(self).__name__
+        if not isinstance(maps, Iterable):
+            raise TypeError(f"{name}: expected a list of maps of measures, got {describe(maps)}")
+        found = tuple(as_map(F, f"maps[{place}]") for place, F in enumerate(maps))
+        if not found:
+            raise ValueError(f"{name}: expected at least one map of measures, got none")
+        object.__setattr__(self, "maps", found)
 
     @property
     def causal(self) -> bool:  # type: ignore[override]
@@ -67,15 +73,6 @@ class Composite(Map):
     def _upper_of_parts(self, mu: ParticleMeasure) -> Tensor:
         """A bound from the bounds of the maps."""
         raise NotImplementedError
-
-    def _checked(self, maps: Iterable[MeasureMap]) -> tuple[Map, ...]:
-        name = type(self).__name__
-        if not isinstance(maps, Iterable):
-            raise TypeError(f"{name}: expected a list of maps of measures, got {describe(maps)}")
-        found = tuple(as_map(F, f"maps[{place}]") for place, F in enumerate(maps))
-        if not found:
-            raise ValueError(f"{name}: expected at least one map of measures, got none")
-        return found
 
 
 def part_in_ball(
