@@ -5,7 +5,7 @@ or of `mpmath` numbers (dtype object, made by `exact`); the same loops serve all
 a mapping with the entries query (H, k, d), key (H, k, d), value (H, v, d), output (H, d_out, v),
 query_bias (H, k), value_bias (H, v), output_bias (d_out), scale; only the first three are needed.
 A measure is a triple points (n, d), log_weights (n,), positions (n,); weight 0 (log-weight −inf)
-is absence. `kernel` is "dot", ⟨q, k⟩, or "l2", −‖q − k‖², times the scale.
+is absence. The map itself, of these layers too, is in `attention/kernel_oracles.py`.
 """
 
 from __future__ import annotations
@@ -39,14 +39,20 @@ def exact_layer(layer: Layer) -> dict[str, Any]:
     return {name: value if name == "scale" else exact(value) for name, value in kept.items()}
 
 
-def _exp(t: Scalar) -> Scalar:
-    if isinstance(t, mp.mpf | mp.mpc):
-        return mp.exp(t)
-    return cmath.exp(t) if isinstance(t, complex) else math.exp(t)
+def evaluated(name: str, t: Scalar) -> Scalar:
+    """The function of that name, at a number of any of the three kinds."""
+    module = mp if isinstance(t, mp.mpf | mp.mpc) else cmath if isinstance(t, complex) else math
+    return getattr(module, name)(t)
 
 
-def _log(t: Scalar) -> Scalar:
-    return mp.log(t) if isinstance(t, mp.mpf) else math.log(t)
+def exp(t: Scalar) -> Scalar:
+    """e^t."""
+    return evaluated("exp", t)
+
+
+def log(t: Scalar) -> Scalar:
+    """log t."""
+    return evaluated("log", t)
 
 
 def largest_singular_value(matrix: np.ndarray) -> Scalar:
@@ -56,7 +62,7 @@ def largest_singular_value(matrix: np.ndarray) -> Scalar:
     return float(np.linalg.svd(matrix, compute_uv=False)[0])
 
 
-# ------------------------------------------------------------------ the map, from q, k and v
+# ------------------------------------------------------------------ a layer
 
 
 class Heads(NamedTuple):
@@ -91,111 +97,24 @@ def heads(layer: Layer) -> Heads:
     )
 
 
-def _visible(
-    position: Scalar, log_weights: np.ndarray, positions: np.ndarray | None, causal: bool
-) -> list[int]:
-    """The atoms with mass, and for masked attention with τ ≤ s."""
-    alive = [j for j in range(len(log_weights)) if log_weights[j] > -math.inf]
-    return [j for j in alive if not causal or positions[j] <= position]
-
-
-def _average(logits: list[Scalar], values: list[np.ndarray]) -> np.ndarray:
-    """Σ_j e^{l_j} v_j / Σ_j e^{l_j}."""
-    top = max(logit.real for logit in logits)
-    total, mass = 0, 0
-    for logit, value in zip(logits, values, strict=True):
-        weight = _exp(logit - top)
-        mass = mass + weight
-        total = total + weight * value
-    return total / mass
-
-
-def field(
-    x: np.ndarray,
-    points: np.ndarray,
-    log_weights: np.ndarray,
-    layer: Layer,
-    *,
-    position: Scalar = None,
-    positions: np.ndarray | None = None,
-    causal: bool = False,
-    kernel: str = "dot",
-) -> np.ndarray:
-    """Γ_μ(s, x), shape (d_out,); NaN where no mass is visible."""
-    p = heads(layer)
-    seen = _visible(position, log_weights, positions, causal)
-    if not seen:
-        return np.full(p.output.shape[1], np.nan)
-    out = p.output_bias
-    for h in range(len(p.query)):
-        q = p.query[h] @ x + p.query_bias[h]
-        keys = {j: p.key[h] @ points[j] for j in seen}
-        scores = {j: q @ k if kernel == "dot" else -(q - k) @ (q - k) for j, k in keys.items()}
-        logits = [log_weights[j] + p.scale[h] * scores[j] for j in seen]
-        values = [p.value[h] @ points[j] + p.value_bias[h] for j in seen]
-        out = out + p.output[h] @ _average(logits, values)
-    return out
-
-
-def attention_map(
-    points: np.ndarray,
-    log_weights: np.ndarray,
-    layer: Layer,
-    *,
-    positions: np.ndarray | None = None,
-    causal: bool = False,
-    kernel: str = "dot",
-) -> np.ndarray:
-    """The images Γ_μ(sᵢ, xᵢ) of the atoms, shape (n, d_out): the atoms of F(μ)."""
-    return np.stack(
-        [
-            field(
-                points[i],
-                points,
-                log_weights,
-                layer,
-                position=None if positions is None else positions[i],
-                positions=positions,
-                causal=causal,
-                kernel=kernel,
-            )
-            for i in range(len(points))
-        ]
-    )
-
-
 # ------------------------------------------------------------------ derivatives of any map
-
-
-def tangent_by_complex_step(
-    function: Callable[[np.ndarray], np.ndarray], at: np.ndarray, direction: np.ndarray
-) -> np.ndarray:
-    """DF(X) ε = Im F(X + i h ε)/h: no subtraction, so h = 1e-30 leaves only rounding."""
-    h = 1e-30
-    return function(at + 1j * h * direction).imag / h
 
 
 def jacobian_by_complex_step(
     function: Callable[[np.ndarray], np.ndarray], at: np.ndarray
 ) -> np.ndarray:
-    """The matrix of DF(X), output entries × input entries, both flattened row by row."""
-    units = np.eye(at.size).reshape(at.size, *at.shape)
-    return np.stack([tangent_by_complex_step(function, at, e).ravel() for e in units], axis=1)
+    """The matrix of DF(X) from Im F(X + i h ε)/h, output entries × input entries.
 
-
-def jacobian_by_differences(
-    function: Callable[[np.ndarray], np.ndarray], at: np.ndarray, digits: int = DIGITS
-) -> np.ndarray:
-    """The same matrix from central differences; two thirds of the digits are right."""
-    with mp.workdps(digits):
-        h = mp.mpf(10) ** -(digits // 3)
-        columns = []
-        for index in np.ndindex(at.shape):
-            ahead, behind = exact(at), exact(at)
-            ahead[index] += h
-            behind[index] -= h
-            columns.append(((function(ahead) - function(behind)) / (2 * h)).ravel())
-        return np.stack(columns, axis=1)
+    Nothing is subtracted, so that h = 1e-30 leaves only rounding. `mpmath` numbers stay such.
+    """
+    is_exact = at.dtype == object
+    step = mp.mpc(0, mp.mpf(10) ** -30) if is_exact else 1e-30j
+    columns = []
+    for index in np.ndindex(at.shape):
+        moved = at + (mp.mpc(0) if is_exact else 0j)
+        moved[index] += step
+        columns.append([(entry / step.imag).imag for entry in function(moved).ravel()])
+    return np.array(columns, dtype=object if is_exact else float).T
 
 
 # ------------------------------------------------------------------ the Jacobian, from A, b and M
@@ -224,12 +143,13 @@ def _log_attention(
     """log P_ij for the visible j, row by row; queries are Axᵢ + b."""
     rows = []
     for i in range(len(points)):
-        position = None if positions is None else positions[i]
-        seen = _visible(position, log_weights, positions, causal)
+        seen = [j for j in range(len(points)) if log_weights[j] > -math.inf]
+        if causal:
+            seen = [j for j in seen if positions[j] <= positions[i]]
         logits = {j: log_weights[j] + queries[i] @ points[j] for j in seen}
         top = max(logits.values(), default=0.0)
-        mass = sum(_exp(logit - top) for logit in logits.values())
-        rows.append({j: logit - top - _log(mass) for j, logit in logits.items()})
+        mass = sum(exp(logit - top) for logit in logits.values())
+        rows.append({j: logit - top - log(mass) for j, logit in logits.items()})
     return rows
 
 
@@ -237,9 +157,9 @@ def _mean_and_covariance(
     log_row: dict[int, Scalar], points: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """mᵢ = Σ_j P_ij x_j and Covᵢ = Σ_j P_ij (x_j − mᵢ)(x_j − mᵢ)ᵀ."""
-    mean = sum(_exp(log_p) * points[j] for j, log_p in log_row.items())
+    mean = sum(exp(log_p) * points[j] for j, log_p in log_row.items())
     covariance = sum(
-        _exp(log_p) * np.outer(points[j] - mean, points[j] - mean) for j, log_p in log_row.items()
+        exp(log_p) * np.outer(points[j] - mean, points[j] - mean) for j, log_p in log_row.items()
     )
     return mean, covariance
 
@@ -272,15 +192,8 @@ def jacobian(
             for j, log_p in log_row.items():
                 shift = (log_weights[i] - log_weights[j]) / 2 if weighted else 0
                 inner = np.eye(d) + np.outer(points[j] - mean, queries[i])
-                blocks[i, :, j, :] += _exp(log_p + shift) * (M @ inner)
+                blocks[i, :, j, :] += exp(log_p + shift) * (M @ inner)
     return blocks.reshape(n * blocks.shape[1], n * d)
-
-
-def conjugated(matrix: np.ndarray, log_weights: np.ndarray) -> np.ndarray:
-    """D^½ J D^−½ as a product: in float64 for weights above e^{−700} only, else `exact`."""
-    roots = np.array([_exp(log_weight / 2) for log_weight in log_weights])
-    rows, columns = (np.repeat(roots, size // len(roots)) for size in matrix.shape)
-    return rows[:, None] * matrix / columns
 
 
 def field_jacobians(
@@ -448,28 +361,6 @@ def gaussian_rates(
     return gaussian_image(mean, covariance, layer)[0], slope @ covariance + covariance @ slope.T
 
 
-# ------------------------------------------------------------------ Sinkhorn attention [SABP22]
-
-
-def sinkhorn_plan(scores: np.ndarray, log_weights: np.ndarray, sweeps: int = 2000) -> np.ndarray:
-    """The π_ij = aᵢ a_j e^{fᵢ + s_ij + g_j} with both marginals a; columns are scaled last."""
-    n = len(scores)
-    f, g = np.zeros(n, scores.dtype), np.zeros(n, scores.dtype)
-    for _ in range(sweeps):
-        for i in range(n):
-            f[i] = -_log_sum(log_weights + scores[i] + g)
-        for j in range(n):
-            g[j] = -_log_sum(log_weights + scores[:, j] + f)
-    logs = log_weights[:, None] + log_weights[None, :] + f[:, None] + scores + g[None, :]
-    return np.vectorize(_exp, otypes=[scores.dtype])(logs)
-
-
-def _log_sum(logits: np.ndarray) -> Scalar:
-    top = max(logit.real for logit in logits)
-    total = sum(_exp(logit - top) for logit in logits)
-    return top + (cmath.log(total) if isinstance(total, complex) else _log(total))
-
-
 # ------------------------------------------------------------------ L2 attention [KPM21]
 
 
@@ -492,8 +383,8 @@ def l2_attention(
         parts = []
         for W, V in zip(query, value, strict=True):
             offsets = [W.T @ (x - y) for y in points]
-            logits = [-scale * (offset @ offset) for offset in offsets]
-            parts.append(_average(logits, [(y @ W) @ W.T @ V * scale for y in points]))
+            p = np.exp(np.array([-scale * (offset @ offset) for offset in offsets]))
+            parts.append(p @ np.stack([(y @ W) @ W.T @ V * scale for y in points]) / p.sum())
         rows.append(np.concatenate(parts) @ output)
     return np.stack(rows)
 

@@ -19,13 +19,13 @@ A normalisation is ("softmax",), ("sink", logits), ("sigmoid", shift), ("sinkhor
 
 from __future__ import annotations
 
-import cmath
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
-from mpmath import mp
+
+from tests.oracles import evaluated, exp, jacobian_by_complex_step, log
 
 Scalar = Any
 Spec = tuple[Any, ...]
@@ -41,19 +41,6 @@ class Case(NamedTuple):
     kernel: Spec
     normalization: Spec
     causal: bool
-
-
-def _function(name: str, t: Scalar) -> Scalar:
-    module = mp if isinstance(t, mp.mpf | mp.mpc) else cmath if isinstance(t, complex) else math
-    return getattr(module, name)(t)
-
-
-def _exp(t: Scalar) -> Scalar:
-    return _function("exp", t)
-
-
-def _log(t: Scalar) -> Scalar:
-    return _function("log", t)
 
 
 # ------------------------------------------------------------------ one pair
@@ -89,7 +76,7 @@ def _turned(vector: np.ndarray, position: Scalar, how: Mapping[str, Any]) -> np.
 
 def _unit(vector: np.ndarray, mean: bool, eps: float) -> np.ndarray:
     square = sum(entry * entry for entry in vector)
-    return vector / _function("sqrt", (square / len(vector) if mean else square) + eps)
+    return vector / evaluated("sqrt", (square / len(vector) if mean else square) + eps)
 
 
 def score(
@@ -108,7 +95,7 @@ def score(
     if name in ("soft_cap", "alibi", "window"):
         inner = score(settings[-1], layer, h, query, key, turns)
         if name == "soft_cap":
-            return settings[0] * _function("tanh", inner / settings[0])
+            return settings[0] * evaluated("tanh", inner / settings[0])
         if name == "window":
             return inner if abs(s - t) < settings[0] else -math.inf
         slopes, length = settings[:2]
@@ -132,7 +119,7 @@ def score(
 
 def _log_sum(logits: list[Scalar]) -> Scalar:
     top = max(logit.real for logit in logits)
-    return top + _log(sum(_exp(logit - top) for logit in logits))
+    return top + log(sum(exp(logit - top) for logit in logits))
 
 
 def _log_sums(rows: np.ndarray) -> np.ndarray:
@@ -149,9 +136,9 @@ def _row(
     """P of the columns seen."""
     name, *settings = normalization
     if name == "sigmoid":
-        return {j: _exp(logs[j]) / (1 + _exp(-s - settings[0])) for j, s in scores.items()}
+        return {j: exp(logs[j]) / (1 + exp(-s - settings[0])) for j, s in scores.items()}
     if name == "custom":
-        parts = {j: _exp(logs[j]) * _log(1 + _exp(s)) for j, s in scores.items()}
+        parts = {j: exp(logs[j]) * log(1 + exp(s)) for j, s in scores.items()}
         return {j: part / (1 + sum(parts.values())) for j, part in parts.items()}
     logits = {j: s + logs[j] for j, s in scores.items()}
     sink = []
@@ -159,7 +146,7 @@ def _row(
         every = np.atleast_1d(settings[0])
         sink = [every[h] if len(every) > 1 else every[0]]
     total = _log_sum([*logits.values(), *sink]) if logits else 0
-    return {j: _exp(logit - total) for j, logit in logits.items()}
+    return {j: exp(logit - total) for j, logit in logits.items()}
 
 
 def _scores(case: Case, h: int, x: np.ndarray, s: Scalar) -> dict[int, Scalar]:
@@ -240,21 +227,11 @@ def attention_map(case: Case) -> np.ndarray:
 # ------------------------------------------------------------------ derivatives by complex steps
 
 
-def _jacobian(function: Callable[[np.ndarray], np.ndarray], at: np.ndarray) -> np.ndarray:
-    """The matrix of D f, by complex steps of 1e-30; `mpmath` numbers stay `mpmath` numbers."""
-    exact = at.dtype == object
-    step = mp.mpc(0, mp.mpf(10) ** -30) if exact else 1e-30j
-    columns = []
-    for index in np.ndindex(at.shape):
-        moved = at + (mp.mpc(0) if exact else 0j)
-        moved[index] += step
-        columns.append([(entry / step.imag).imag for entry in function(moved).ravel()])
-    return np.array(columns, dtype=object if exact else float).T
-
-
 def jacobian(case: Case) -> np.ndarray:
     """Of the atoms' images in the atoms, (n d_out, n d)."""
-    return _jacobian(lambda points: attention_map(case._replace(points=points)), case.points)
+    return jacobian_by_complex_step(
+        lambda points: attention_map(case._replace(points=points)), case.points
+    )
 
 
 def field_jacobians(case: Case) -> np.ndarray:
@@ -263,7 +240,7 @@ def field_jacobians(case: Case) -> np.ndarray:
     columns = column_logs(case)
     return np.stack(
         [
-            _jacobian(lambda x, s=s: field(case, x, s, columns), point)
+            jacobian_by_complex_step(lambda x, s=s: field(case, x, s, columns), point)
             for point, s in zip(case.points, places, strict=True)
         ]
     )
@@ -278,7 +255,7 @@ def weighted(matrix: np.ndarray, log_weights: np.ndarray) -> np.ndarray:
             if -math.inf in (log_weights[i], log_weights[j]):
                 out[i, :, j] = out[i, :, j] * 0
             else:
-                out[i, :, j] = out[i, :, j] * _exp((log_weights[i] - log_weights[j]) / 2)
+                out[i, :, j] = out[i, :, j] * exp((log_weights[i] - log_weights[j]) / 2)
     return out.reshape(matrix.shape)
 
 

@@ -22,7 +22,6 @@ from meanfield.lipschitz import local_lipschitz
 from meanfield.maps import linearize
 from meanfield.maps.autodiff import linearize_by_autodiff
 from meanfield.measures import ParticleMeasure
-from tests import oracles
 from tests.maps.small_maps import same_products
 from tests.strategies import log_weights as random_log_weights
 
@@ -91,18 +90,6 @@ def test_scores_that_part_the_atoms_are_said_to_be_too_far():
         strict(mu)
     assert not flagged.plan(mu).converged.all()
     assert flagged(mu).points.isfinite().all()
-
-
-def test_the_plan_is_that_of_the_scalings():
-    F, mu = layer(2, std=0.5), measure(5)
-    plan = F.plan(mu).weights
-    for h in range(2):
-        one = F.parameters.head(h)
-        q = mu.points @ one.query[0].mT + one.query_bias[0]
-        scores = float(one.scale[0]) * (q @ (mu.points @ one.key[0].mT).mT)
-        wanted = oracles.sinkhorn_plan(scores.numpy(), mu.log_weights.numpy(), 500)
-        found = plan[h] * mu.weights[:, None]
-        torch.testing.assert_close(found, torch.from_numpy(wanted), rtol=1e-10, atol=1e-12)
 
 
 def test_no_iteration_is_the_softmax_in_value_and_derivatives():

@@ -19,6 +19,7 @@ from meanfield.lipschitz import local_lipschitz
 from meanfield.maps import linearize
 from meanfield.measures import ParticleMeasure
 from tests import oracles
+from tests.attention import kernel_oracles as slow
 from tests.strategies import Problem, problems
 
 F64 = torch.float64
@@ -26,6 +27,10 @@ F64 = torch.float64
 
 def attention(problem: Problem) -> SelfAttention:
     return SelfAttention(AttentionParameters(**problem.layer), causal=problem.causal)
+
+
+def double_loop(problem: Problem) -> slow.Case:
+    return slow.Case(*problem[:4], ("dot",), ("softmax",), problem.causal)
 
 
 def close(actual: torch.Tensor, expected: np.ndarray, floor: float = 1e-300) -> None:
@@ -42,7 +47,7 @@ def close(actual: torch.Tensor, expected: np.ndarray, floor: float = 1e-300) -> 
 def test_the_map_and_its_derivatives_agree_with_double_loops(problem: Problem):
     F, mu, alive = attention(problem), problem.measure, problem.alive
     whole = problem.points, problem.log_weights, problem.layer
-    close(F(mu).points, oracles.attention_map(*whole, **problem.mask))
+    close(F(mu).points, slow.attention_map(double_loop(problem)))
     positions = None if problem.positions is None else problem.positions[alive]
     n, d = mu.n_particles, mu.dim
     for geometry in ("euclidean", "wasserstein"):
@@ -75,18 +80,8 @@ def test_the_field_agrees_with_double_loops_anywhere(problem: Problem, m: int):
         actual = gamma(x, s)
     else:
         s, actual = np.zeros(m), gamma(x)
-    expected = [
-        oracles.field(
-            x[i],
-            problem.points,
-            problem.log_weights,
-            problem.layer,
-            position=s[i],
-            **problem.mask,
-        )
-        for i in range(m)
-    ]
-    close(actual, np.array(expected))
+    case = double_loop(problem)
+    close(actual, np.array([slow.field(case, *at) for at in zip(x, s, strict=True)]))
 
 
 def test_the_map_goes_through_torch_func_transforms():

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from mpmath import mp
 
 from tests import oracles
+from tests.attention import kernel_oracles as slow
 from tests.strategies import (
     CLOUDS,
     Problem,
@@ -33,15 +34,17 @@ def parts(problem: Problem) -> tuple[tuple, dict]:
     return (problem.points, problem.log_weights, problem.layer), problem.mask
 
 
+def attention_map(problem: Problem, points: np.ndarray) -> np.ndarray:
+    case = slow.Case(points, *problem[1:4], ("dot",), ("softmax",), problem.causal)
+    return slow.attention_map(case)
+
+
 @quick
 @given(problems(cloud_kinds=TAME))
 def test_the_jacobian_formula_is_the_complex_step(problem):
     measure, mask = parts(problem)
-    points, logs, fields = measure
     formula = oracles.jacobian(*measure, **mask)
-    stepped = oracles.jacobian_by_complex_step(
-        lambda Y: oracles.attention_map(Y, logs, fields, **mask), points
-    )
+    stepped = oracles.jacobian_by_complex_step(lambda Y: attention_map(problem, Y), problem.points)
     np.testing.assert_allclose(formula, stepped, atol=1e-10 * (1 + np.abs(formula).max()))
 
 
@@ -52,15 +55,12 @@ def test_light_atoms_in_float64_agree_with_mpmath(n, n_light, d):
     measure, _ = parts(problem)
     found = oracles.local_constants(*measure)
     with mp.workdps(oracles.DIGITS):
-        measure, _ = parts(made_exact(problem))
+        exact = made_exact(problem)
+        measure, _ = parts(exact)
         expected = oracles.local_constants(*measure)
-    digits = 1200  # e^{−900} is 1e-391: enough for it beside 1 after a difference quotient
-    points, logs, fields = measure
-    quotient = oracles.jacobian_by_differences(
-        lambda Y: oracles.attention_map(Y, logs, fields), points, digits
-    )
-    with mp.workdps(digits):
-        direct = oracles.largest_singular_value(oracles.conjugated(quotient, logs))
+    with mp.workdps(800):  # e^{−900} is 1e-391: enough for it beside 1 in sums that cancel
+        stepped = oracles.jacobian_by_complex_step(lambda Y: attention_map(exact, Y), exact.points)
+        direct = oracles.largest_singular_value(slow.weighted(stepped, exact.log_weights))
         error = float(abs(expected.particle / direct - 1))
     assert error < 1e-40
     assert expected.particle > mp.mpf(10) ** 150
@@ -82,7 +82,8 @@ def gaussian_grid(seed: int) -> tuple[np.ndarray, ...]:
 def test_the_gaussian_image_is_the_quadrature(kind):
     mean, covariance, grid, weights = gaussian_grid(10)
     fields = layer(np.random.default_rng(10), 2, kind)
-    image = oracles.attention_map(grid, np.log(weights), fields)
+    problem = Problem(grid, np.log(weights), None, fields, causal=False)
+    image = attention_map(problem, grid)
     found_mean = weights @ image
     found_covariance = (image - found_mean).T @ (weights[:, None] * (image - found_mean))
     expected_mean, expected_covariance = oracles.gaussian_image(mean, covariance, fields)
