@@ -13,8 +13,9 @@ steps) or `mpmath` numbers, and weight 0 is absence. A kernel is a nested tuple,
     ("window", width, inner)                −∞ from that distance on
 
 A normalisation is ("softmax",), ("sink", logits), ("sigmoid", shift), ("sinkhorn", sweeps), or
-("custom",), which is aⱼ log(1 + e^{sᵢⱼ}) over 1 plus the sum of these. Layers are those of
-`oracles`, with key_bias beside, and keys and values of G groups of heads.
+("psi", ψ, divides, logits): aⱼψ(sᵢⱼ), over their sum and e^{logit of the head} if it divides;
+("custom",) is that of ψ = log(1 + e^s) with logits of 0. Layers are those of `oracles`, with
+key_bias beside, and keys and values of G groups of heads.
 """
 
 from __future__ import annotations
@@ -137,9 +138,11 @@ def _row(
     name, *settings = normalization
     if name == "sigmoid":
         return {j: exp(logs[j]) / (1 + exp(-s - settings[0])) for j, s in scores.items()}
-    if name == "custom":
-        parts = {j: exp(logs[j]) * log(1 + exp(s)) for j, s in scores.items()}
-        return {j: part / (1 + sum(parts.values())) for j, part in parts.items()}
+    if name in ("psi", "custom"):
+        psi, divides, sinks = settings or (lambda s: log(1 + exp(s)), True, {h: 0})
+        parts = {j: exp(logs[j]) * psi(s) for j, s in scores.items()}
+        total = sum(parts.values()) + (0 if sinks is None else exp(sinks[h]))
+        return {j: part / total for j, part in parts.items()} if divides else parts
     logits = {j: s + logs[j] for j, s in scores.items()}
     sink = []
     if name == "sink":

@@ -1,25 +1,27 @@
-"""Windows against double loops and a dense mask: rows skip the columns that they do not see."""
+"""Windows: rows skip the columns that they do not see. Double loops are in `test_kernels`."""
 
 from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, linearize
-from meanfield.attention import kernels, weights
+from meanfield.attention import kernels, streaming, weights
 from meanfield.attention.tangent import AttentionTangent
 from meanfield.measures import stack
+from tests.attention.kernel_oracles import Case, field
 
 F64 = torch.float64
 N, WIDTHS = 17, (1 / 32, 5 / 16, 2.5)
 
 
-@pytest.fixture
-def small_blocks(monkeypatch):
-    """Blocks of two rows, so that each sees few columns."""
+def in_small_blocks(monkeypatch) -> None:
+    """Of two rows, so that each sees few columns; streamed, as between many atoms."""
+    monkeypatch.setattr(streaming, "_FEW_ENTRIES", 0)
     for name in ("_BLOCK_ENTRIES", "_LARGE_BLOCK_ENTRIES", "_GOOD_ROWS"):
         monkeypatch.setattr(weights, name, 2)
 
@@ -52,68 +54,29 @@ def layer(width: float, causal: bool) -> SelfAttention:
     return SelfAttention(parameters, causal=causal, kernel=kernels.window(width))
 
 
-def seen(s: Tensor, t: Tensor, width: float, causal: bool) -> bool:
-    return bool(abs(s - t) < width) and not (causal and bool(t > s))
-
-
-def by_loops(F: SelfAttention, mu: ParticleMeasure, width: float) -> Tensor:
-    """Pair by pair."""
-    par, x, s = F.parameters, mu.points, mu.positions
-    out = torch.zeros_like(x)
-    for i in range(mu.n_particles):
-        for h in range(par.n_heads):
-            total, mean = 0.0, torch.zeros(2, dtype=F64)
-            for j in range(mu.n_particles):
-                if seen(s[i], s[j], width, F.causal):
-                    score = par.scale[h] * (par.query[h] @ x[i]) @ (par.key[h] @ x[j])
-                    share = float((mu.log_weights[j] + score).exp())
-                    total, mean = total + share, mean + share * (par.value[h] @ x[j])
-            out[i] += par.output[h] @ mean / max(total, 1e-300)
-    return out
-
-
-def dense(F: SelfAttention, mu: ParticleMeasure, width: float, points: Tensor) -> Tensor:
-    """With the matrix of all pairs and a mask."""
-    par, s = F.parameters, mu.positions
-    apart = s[..., :, None] - s[..., None, :]
-    hidden = (apart.abs() >= width) | (F.causal & (apart < 0))
-    q, k, v = (points[..., None, :, :] @ m.mT for m in (par.query, par.key, par.value))
-    logits = par.scale[:, None, None] * (q @ k.mT) + mu.log_weights[..., None, None, :]
-    logits = logits.masked_fill(hidden[..., None, :, :], -math.inf)
-    blind = (logits == -math.inf).all(-1, keepdim=True)
-    p = logits.masked_fill(blind, 0.0).softmax(-1).masked_fill(blind, 0.0)
-    return (p @ v @ par.output.mT).sum(-3)
-
-
 @pytest.mark.parametrize("causal", [False, True], ids=["plain", "masked"])
 @pytest.mark.parametrize("width", WIDTHS)
-def test_all_derivatives_are_those_of_the_dense_mask(width, causal, small_blocks):
+def test_blocks_of_few_rows_and_columns_change_no_derivative(width, causal, monkeypatch):
     """Of a batch of two sizes, the smaller one padded."""
     F, mu = layer(width, causal), stack([cloud(), cloud(9, seed=1)])
     x, along = mu.points, torch.linspace(-1, 1, mu.points.numel(), dtype=F64).view_as(mu.points)
 
-    def ours(points: Tensor) -> Tensor:
+    def image(points: Tensor) -> Tensor:
         return F(mu.replace(points)).points
 
-    def theirs(points: Tensor) -> Tensor:
-        return dense(F, mu, width, points)
+    def back(points: Tensor) -> Tensor:
+        return torch.func.vjp(image, points)[1](along)[0]
 
-    def derivatives(f) -> list[Tensor]:
-        def back(points: Tensor) -> Tensor:
-            return torch.func.vjp(f, points)[1](along)[0]
+    def derivatives(memory: int) -> list[Tensor]:
+        first = torch.func.jvp(image, (x,), (along,))[1]
+        J = AttentionTangent(F.weights(mu), memory=memory)
+        products = [J.matvec(along), J.rmatvec(along)]
+        return [image(x), first, *torch.func.jvp(back, (x,), (along,)), *products]
 
-        first = torch.func.jvp(f, (x,), (along,))[1]
-        return [alive * f(x), first, *torch.func.jvp(back, (x,), (along,))]
-
-    alive = (mu.log_weights > -math.inf)[..., None] * torch.ones_like(x)
-    for one, other in zip(derivatives(ours), derivatives(theirs), strict=True):
+    whole = derivatives(2**30)
+    in_small_blocks(monkeypatch)
+    for one, other in zip(derivatives(0), whole, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-12)
-    J, tangent = linearize(F, mu).atoms, AttentionTangent(F.weights(mu), memory=0)
-    wanted = alive * torch.func.jvp(theirs, (x,), (alive * along,))[1]
-    pulled = alive * torch.func.vjp(theirs, x)[1](alive * along)[0]
-    torch.testing.assert_close(J.matvec(along), wanted, rtol=1e-11, atol=1e-12)
-    torch.testing.assert_close(tangent.matvec(along), wanted, rtol=1e-11, atol=1e-12)
-    torch.testing.assert_close(tangent.rmatvec(along), pulled, rtol=1e-11, atol=1e-12)
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["plain", "masked"])
@@ -137,13 +100,13 @@ def test_each_row_looks_at_few_columns_and_at_no_fewer_than_it_sees():
             assert columns.start <= max(0, rows.start - 19) and columns.stop >= last
 
 
-def test_a_window_at_other_points_sees_what_is_near_them(small_blocks):
+def test_a_window_at_other_points_sees_what_is_near_them(monkeypatch):
     """At positions in no order."""
     F, mu = layer(0.3, False), cloud()
     x, s = torch.randn(5, 3, dtype=F64), torch.tensor([0.9, 0.1, 0.5, 0.5, 0.2], dtype=F64)
-    with_them = ParticleMeasure(
-        torch.cat([mu.points, x]),
-        log_weights=torch.cat([mu.log_weights, torch.full((5,), -math.inf, dtype=F64)]),
-        positions=torch.cat([mu.positions, s]),
-    )
-    torch.testing.assert_close(F.field(mu)(x, s), by_loops(F, with_them, 0.3)[-5:])
+    arrays = (t.numpy() for t in (mu.points, mu.log_weights, mu.positions))
+    kernel = ("window", 0.3, ("dot",))
+    case = Case(*arrays, F.parameters._given(), kernel, ("softmax",), False)
+    wanted = np.stack([field(case, *at) for at in zip(x.numpy(), s.numpy(), strict=True)])
+    in_small_blocks(monkeypatch)
+    torch.testing.assert_close(F.field(mu)(x, s), torch.from_numpy(wanted))
