@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from meanfield.attention import AttentionParameters, SelfAttention
 from meanfield.errors import NoDerivativeError
 from meanfield.linalg import LinearMap
 from meanfield.lipschitz import (
@@ -19,10 +18,10 @@ from meanfield.lipschitz import (
     worst_case,
 )
 from meanfield.lipschitz.constant import constant_of
-from meanfield.maps import Map, linearize
+from meanfield.maps import linearize
 from meanfield.maps.derivative_checks import check_light_atoms
 from meanfield.measures import ParticleMeasure, pushforward, split
-from tests.maps.small_maps import by_products
+from tests.maps import small_maps as small
 
 F64 = torch.float64
 
@@ -49,8 +48,8 @@ def random_map(seed: int, rows=(3, 2), columns=(2, 4), batch=(2,), dense: bool =
 def same(J: LinearMap, matrix: torch.Tensor) -> None:
     """All that a map can say of itself says the same."""
     torch.testing.assert_close(J.to_dense(), matrix)
-    torch.testing.assert_close(by_products(J), matrix)
-    torch.testing.assert_close(by_products(J.T), matrix.mT)
+    torch.testing.assert_close(small.by_products(J), matrix)
+    torch.testing.assert_close(small.by_products(J.T), matrix.mT)
     torch.testing.assert_close(J.T.to_dense(), matrix.mT)
     torch.testing.assert_close(J.T.T.to_dense(), matrix)
     assert (J.rows, J.columns) == tuple(matrix.shape[-2:])
@@ -130,37 +129,8 @@ def test_maps_that_do_not_fit_are_refused():
 # ------------------------------------------------------------------ any map of measures
 
 
-class Residual(Map):
-    """x + F(μ)(x)/2, layer-normalised: a causal block that declares no linearisation."""
-
-    def __init__(self, F: SelfAttention) -> None:
-        self.F, self.causal, self.dim = F, F.causal, F.dim
-
-    def __call__(self, mu: ParticleMeasure) -> ParticleMeasure:
-        x = mu.points + 0.5 * self.F(mu).points
-        return mu.replace(torch.nn.functional.layer_norm(x, x.shape[-1:]))
-
-
-def layer(seed: int = 0, *, dim: int = 3, causal: bool = False, **fields) -> SelfAttention:
-    generator = torch.Generator().manual_seed(seed)
-    par = AttentionParameters.random(dim, head_dim=dim, n_heads=2, generator=generator)
-    return SelfAttention(par, causal=causal, **fields)
-
-
-def measure(seed: int = 0, n: int = 5, dim: int = 3, *, zero: bool = False) -> ParticleMeasure:
-    generator = torch.Generator().manual_seed(seed)
-    logs = torch.randn(n, generator=generator, dtype=F64)
-    if zero:
-        logs[1] = -math.inf
-    return ParticleMeasure(
-        torch.randn(n, dim, generator=generator, dtype=F64),
-        log_weights=logs.log_softmax(-1),
-        positions=torch.tensor([0.5, 0.2, 0.9, 0.5, 0.1], dtype=F64)[:n],
-    )
-
-
 def test_a_causal_block_that_declares_nothing_serves_every_question():
-    G, mu = Residual(layer(causal=True)), measure()
+    G, mu = small.Drift(), small.cloud()
     constant = local_lipschitz(G, mu)
     places = localize(constant, G, mu)
     assert places.heads is None
@@ -180,7 +150,7 @@ def test_a_causal_block_that_declares_nothing_serves_every_question():
 def refuse(F, words: str, mu: ParticleMeasure | None = None) -> None:
     for ask in (linearize, local_lipschitz):
         with pytest.raises((ValueError, TypeError), match=words):
-            ask(F, measure() if mu is None else mu)
+            ask(F, small.cloud() if mu is None else mu)
 
 
 def test_maps_without_a_path_for_gradients_are_refused():
@@ -251,7 +221,7 @@ def test_a_wrong_transpose_is_refused():
 
 
 def test_maps_with_kinks_and_constants_are_not_refused():
-    mu = measure()
+    mu = small.cloud()
     for T in (torch.relu, lambda x: 0 * x, lambda x: x.abs() + 1e3, torch.sin):
         same(
             linearize(lambda mu, T=T: pushforward(T, mu), mu).atoms,
@@ -316,7 +286,7 @@ def test_rounding_in_one_direction_of_the_products_is_enough_to_refuse(transpose
 
 def test_the_vector_that_attains_a_constant_is_asked_as_well() -> None:
     mu = ParticleMeasure(torch.eye(3, dtype=F64))
-    at, asked = linearize(layer(), mu, geometry="wasserstein"), []
+    at, asked = linearize(small.attention(), mu, geometry="wasserstein"), []
     constant = constant_of(replace(at, check_direction=asked.append))
     assert len(asked) == 1
     torch.testing.assert_close(asked[0], constant.direction)
