@@ -1,6 +1,6 @@
-"""Random measures and layers: plain generators of numpy arrays, and hypothesis strategies of them.
+"""Random measures and layers: plain generators of numpy arrays, and a strategy of hypothesis.
 
-A strategy draws the shape and the *kind* of a case (they are what shrinks and what a failure
+It draws the shape and the *kind* of a case (they are what shrinks and what a failure
 prints) and a seed for the numbers. Layers are dicts with the fields of `AttentionParameters`.
 """
 
@@ -150,81 +150,29 @@ def light_atom_problem(seed: int, n: int, d: int, n_light: int = 1) -> Problem:
     return Problem(points, logs - np.logaddexp.reduce(logs), None, fields, causal=False)
 
 
-# ------------------------------------------------------------------ strategies
-
-
-def generators() -> st.SearchStrategy[np.random.Generator]:
-    """Seeded numpy generators."""
-    return st.integers(0, 2**32 - 1).map(np.random.default_rng)
-
-
-def sizes(most: int, least: int = 1) -> st.SearchStrategy[int]:
-    """Numbers of particles or of dimensions."""
-    return st.integers(least, most)
-
-
-@st.composite
-def clouds(
-    draw: st.DrawFn,
-    n: st.SearchStrategy[int] | None = None,
-    d: st.SearchStrategy[int] | None = None,
-    *,
-    kinds: Sequence[str] = CLOUDS,
-    radii: Sequence[float] = (0.01, 0.5, 1.0, 3.0),
-) -> np.ndarray:
-    """Points (n, d) of any kind and scale; n ≤ 7 and d ≤ 4 unless given."""
-    count = draw(sizes(7) if n is None else n)
-    dim = draw(sizes(4) if d is None else d)
-    kind, radius = draw(st.sampled_from(kinds)), draw(st.sampled_from(radii))
-    return cloud(draw(generators()), count, dim, kind, radius)
-
-
-@st.composite
-def weights(draw: st.DrawFn, n: int, *, kinds: Sequence[str] = WEIGHTS) -> np.ndarray:
-    """Normalised log-weights (n,)."""
-    return log_weights(draw(generators()), n, draw(st.sampled_from(kinds)))
-
-
-@st.composite
-def position_arrays(draw: st.DrawFn, n: int, *, kinds: Sequence[str] = POSITIONS) -> np.ndarray:
-    """Positions (n,)."""
-    return positions(draw(generators()), n, draw(st.sampled_from(kinds)))
-
-
-@st.composite
-def attention_parameters(
-    draw: st.DrawFn,
-    d: int,
-    *,
-    kinds: Sequence[str] = LAYERS,
-    scales: Sequence[float] = (0.1, 1.0, 3.0),
-) -> dict[str, Any]:
-    """The fields of `AttentionParameters` as a dict of numpy arrays."""
-    size = draw(st.sampled_from(scales))
-    return layer(draw(generators()), d, draw(st.sampled_from(kinds)), size)
+# ------------------------------------------------------------------ the strategy
 
 
 @st.composite
 def problems(
     draw: st.DrawFn,
     *,
-    max_particles: int = 6,
-    max_dim: int = 4,
     cloud_kinds: Sequence[str] = CLOUDS,
     weight_kinds: Sequence[str] = WEIGHTS,
-    layer_kinds: Sequence[str] = LAYERS,
-    position_kinds: Sequence[str] = POSITIONS,
     causal: bool | None = None,
 ) -> Problem:
     """A measure with a layer; masked or not unless `causal` says. Every atom sees some mass."""
-    points = draw(clouds(sizes(max_particles), sizes(max_dim), kinds=cloud_kinds))
-    n, d = points.shape
-    logs = draw(weights(n, kinds=weight_kinds))
-    fields = draw(attention_parameters(d, kinds=layer_kinds))
+    n, d = draw(st.integers(1, 6)), draw(st.integers(1, 4))
+    radius, size = draw(st.sampled_from((0.01, 0.5, 1.0, 3.0))), draw(st.sampled_from((0.1, 1, 3)))
+    kinds = (cloud_kinds, weight_kinds, LAYERS, POSITIONS)
+    of_cloud, of_weights, of_layer, of_positions = (draw(st.sampled_from(kind)) for kind in kinds)
     masked = draw(st.booleans()) if causal is None else causal
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    points, logs = cloud(rng, n, d, of_cloud, radius), log_weights(rng, n, of_weights)
+    fields = layer(rng, d, of_layer, size)
     if not masked:
         return Problem(points, logs, None, fields, causal=False)
-    where = draw(position_arrays(n, kinds=position_kinds))
+    where = positions(rng, n, of_positions)
     # Some atom that has mass goes first: an atom that sees no mass has no image.
     first, heaviest = int(np.argmin(where)), int(np.argmax(logs))
     where[[first, heaviest]] = where[[heaviest, first]]
