@@ -412,19 +412,6 @@ def test_a_light_part_of_an_atom_has_more_attention_than_its_share(log_ratio):
     assert float(tokens) < float(local_lipschitz(F, split).value)
 
 
-def test_at_radius_zero_it_is_the_constant_and_it_grows_with_the_radius():
-    F, mu = case(5)
-    seen, constant = F.weights(mu), local_lipschitz(F, mu).value
-    uppers = [
-        float(ball_bound(seen, eps).at_most(constant).upper) for eps in (0, 1e-9, 1e-4, 0.01, 1)
-    ]
-    assert uppers[0] <= float(constant) * (1 + 1e-12)
-    assert uppers[1] == pytest.approx(float(constant), rel=1e-6)
-    assert uppers == sorted(uppers)
-    tokens_only = ball_bound(seen, 0.1, splitting=False).at_most(constant).upper
-    assert float(tokens_only) <= float(ball_bound(seen, 0.1).at_most(constant).upper)
-
-
 def test_batches_of_measures_and_radii_and_blocks_change_nothing(monkeypatch):
     F = SelfAttention(AttentionParameters.random(4, n_heads=2, biases=True), causal=True)
     mu = ParticleMeasure.from_sequence(torch.randn(3, 6, 4, dtype=F64))

@@ -1,4 +1,4 @@
-"""Bounds in a ball, of layers and networks: not exceeded by ascent in it, exact at radius 0."""
+"""Bounds in a ball, of layers and networks: exact at radius 0, and of the parts that they say."""
 
 from __future__ import annotations
 
@@ -78,21 +78,6 @@ def derivative(F, mu, x):
     J = torch.func.jacrev(lambda y: F(mu.replace(y)).points)(x)
     half = (0.5 * (mu.log_weights[:, None] - mu.log_weights)).exp()[:, None, :, None]
     return (half * J).flatten(2, 3).flatten(0, 1)
-
-
-def ascent(objective, mu, eps, seed, *, steps=6):
-    """The largest value that ascent along normalised gradients finds within ε of every atom."""
-
-    def inside(step):
-        return step * (eps / step.norm(dim=-1, keepdim=True).clamp_min(eps))
-
-    step, best = inside(eps * draw(*mu.points.shape, seed=seed + 5)), 0.0
-    for k in range(steps):
-        slope, value = torch.func.grad_and_value(lambda s: objective(mu.points + s))(step)
-        best = max(best, float(value))
-        slope = slope.nan_to_num() / slope.norm(dim=-1, keepdim=True).clamp_min(1e-300)
-        step = inside(step + eps * 0.8**k * slope)
-    return best
 
 
 def norm(matrix):
