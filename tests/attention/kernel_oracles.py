@@ -101,14 +101,15 @@ def score(
             return inner if abs(s - t) < settings[0] else -math.inf
         slopes, length = settings[:2]
         return inner - (slopes[h] if len(slopes) > 1 else slopes[0]) * length * abs(s - t)
-    factor, q, k = _base(layer, h, x, y)
+    scale, q, k = _base(layer, h, x, y)
+    factor = scale
     for turn, *how in turns:
         if turn == "rotary":
             q, k = _turned(q, s, how[0]), _turned(k, t, how[0])
         elif turn == "cosine":
-            factor, q, k = how[0], _unit(q, False, how[1]), _unit(k, False, how[1])
+            factor, q, k = 1, how[0] * _unit(q, False, how[1]), _unit(k, False, how[1])
         else:
-            q = np.asarray(how[0]) * _unit(q, True, how[2])
+            factor, q = scale, np.asarray(how[0]) * _unit(q, True, how[2])
             k = np.asarray(how[1]) * _unit(k, True, how[2])
     if name == "dot":
         return factor * sum(a * b for a, b in zip(q, k, strict=True))

@@ -40,6 +40,9 @@ KERNELS = {
     "cosine": ("cosine", 2.5, 0.0, DOT),
     "cosine_eps": ("cosine", 1.5, 0.3, DOT),
     "qk_norm": ("qk_norm", GAINS, GAINS[::-1], 1e-6, DOT),
+    # The temperature of a cosine stands for the scale, which a norm around it takes back.
+    "cosine_cosine": ("cosine", 1.5, 0.1, ("cosine", 2.0, 0.0, DOT)),
+    "qk_norm_cosine": ("qk_norm", 1.5, GAINS, 0.1, ("cosine", 2.0, 0.0, DOT)),
     "soft_cap": ("soft_cap", 1.5, DOT),
     "rotary": ("rotary", ROTARY, DOT),
     "rotary_interleaved": ("rotary", {**ROTARY, "interleaved": True}, DOT),

@@ -344,31 +344,6 @@ def test_the_row_of_an_absent_atom_is_that_of_a_query():
     torch.testing.assert_close(F(mu).points[2], F.field(mu)(mu.points[2:3])[0])
 
 
-def test_the_layers_scale_plays_no_part_where_a_temperature_replaces_it():
-    mu, inner = measure(5), kernels.cosine(2.0)
-    for outer, follows in ((kernels.cosine, False), (kernels.qk_norm, True)):
-        kernel = outer(1.5, eps=0.1, inner=inner)
-        ends = []
-        for scale in (0.1, 1.0, 2.0):
-            par = AttentionParameters.from_bilinear(torch.diag(mu.points[0]), mu.points[:3])
-            par = AttentionParameters(par.query, par.key, par.value, scale=scale)
-            F = SelfAttention(par, kernel=kernel)
-            ends.append(F(mu).points)
-            features = inner.features(F.parameters, mu.points, None).whole()
-            q, k = features.q, features.k
-            if follows:
-                q, k = (x / (x.square().mean(-1, keepdim=True) + 0.1).sqrt() for x in (q, k))
-                q = 1.5 * scale * q
-            else:
-                q, k = (x / (x.square().sum(-1, keepdim=True) + 0.1).sqrt() for x in (q, k))
-                q = 1.5 * q
-            found = kernel.features(F.parameters, mu.points, None)
-            torch.testing.assert_close(found.q, q)
-            torch.testing.assert_close(found.k, k)
-            same_products(linearize(F, mu).atoms, linearize_by_autodiff(F, mu).atoms, 1e-7)
-        assert torch.allclose(ends[0], ends[2], rtol=1e-13) != follows
-
-
 def test_a_plan_under_vmap_is_refused_in_a_sentence():
     F, points = layer(0), torch.randn(2, 4, 3, dtype=F64)
 
