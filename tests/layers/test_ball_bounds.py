@@ -30,39 +30,19 @@ from meanfield.maps import map as maps_module
 from meanfield.maps.intervals import Intervals
 from meanfield.measures import pushforward
 from tests.maps import small_maps as small
-from tests.maps.small_maps import (
-    D,
-    attention,
-    draw,
-    layer_norm,
-    mlp,
-    parallel,
-    post_norm,
-    pre_norm,
-    rms_norm,
-)
+from tests.maps.small_maps import D, attention, draw, layer_norm, mlp, pre_norm
 
 F64 = torch.float64
+ALONE = ["particlewise subclass", "sine", "gated"]
+ALONE += ["attention, dot product", "attention, dot product, causal"]
+COMPOSED = ["layer norm", "layer norm without ε", "rms norm", "parallel", "network"]
+COMPOSED += ["post-norm", "post-norm, causal", "pre-norm", "pre-norm, causal"]
 MAPS = {
-    "linear": small.linear,
-    "sine": small.MAPS["sine"],
-    "layer norm": layer_norm,
-    "layer norm without ε": small.MAPS["layer norm without ε"],
-    "rms norm": rms_norm,
+    **{name: small.MAPS[name] for name in ALONE + COMPOSED},
     **{name: lambda name=name: mlp(activation=name) for name in ACTIVATIONS},
-    "gated": lambda: mlp(True, "silu"),
     "gated by relu": lambda: mlp(True, "relu"),
-    "attention": attention,
-    "attention, causal": lambda: attention(True),
-    "post-norm": post_norm,
-    "post-norm, causal": lambda: post_norm(True),
-    "pre-norm": pre_norm,
-    "pre-norm, causal": lambda: pre_norm(True),
-    "parallel": parallel,
-    "network": small.network,
     "three blocks": lambda: Chain([pre_norm(), mlp(), pre_norm(True), mlp(), pre_norm()]),
 }
-COMPOSED = [name for name in MAPS if "norm" in name or name in ("parallel", "network")]
 
 
 def cloud(seed, n=3):

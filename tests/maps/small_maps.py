@@ -276,21 +276,6 @@ def close(found, wanted, tolerance, size=None):
     assert off <= tolerance * size, f"off by {off / size:.1e}"
 
 
-def same_products(J, K, tolerance, maps=slice(None)):
-    """The matrix of J and its products, forth and back, do what the products of K do.
-
-    To vectors drawn at random, which see every entry that is off. `maps`: of a batch, those that
-    are looked at.
-    """
-    dense = J.to_dense()
-    for ours, theirs, matrix in ((J, K, dense), (J.T, K.T, dense.mT)):
-        x = draw(*J.batch_shape, *ours.in_shape, seed=12)
-        wanted = (theirs @ x)[maps].flatten(-2)
-        size = float(wanted.abs().max())
-        close((ours @ x)[maps].flatten(-2), wanted, tolerance, size)
-        close((matrix @ x.flatten(-2)[..., None])[maps][..., 0], wanted, tolerance, size)
-
-
 def is_map(J, wanted, tolerance, maps=slice(None)):
     """J has this matrix, and its products, forth and back, are those of the matrix.
 
