@@ -29,7 +29,7 @@ from meanfield.maps import linearize
 from meanfield.maps.autodiff import linearize_by_autodiff
 from meanfield.measures import ParticleMeasure, pushforward
 from tests.attention.kernel_oracles import Case, attention_map
-from tests.maps.small_maps import is_map
+from tests.maps import small_maps as small
 
 F64 = torch.float64
 
@@ -67,20 +67,12 @@ CASES = {
 
 
 def layer(name: str, *, causal: bool = False, kernel=kernels.dot_product) -> SelfAttention:
-    generator = torch.Generator().manual_seed(3)
-    par = AttentionParameters.random(
-        3, n_heads=2, head_dim=3, std=0.7, biases=True, generator=generator
-    )
-    return SelfAttention(par, causal=causal, kernel=kernel, normalization=CASES[name][0])
+    return small.attention(causal, kernel=kernel, normalization=CASES[name][0])
 
 
 def measure(n: int = 7, *, far: float = 0.0) -> ParticleMeasure:
-    generator = torch.Generator().manual_seed(n)
-    points = torch.randn(n, 3, dtype=F64, generator=generator) + far
-    weights = torch.rand(n, dtype=F64, generator=generator)
-    weights[2] = 0.0
-    positions = torch.rand(n, dtype=F64, generator=generator)
-    return ParticleMeasure(points, weights / weights.sum(), positions=positions)
+    mu = small.cloud(n=n, absent=True)
+    return mu.replace(mu.points + far)
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["plain", "masked"])
@@ -100,8 +92,8 @@ def test_the_derivative_far_from_the_origin_is_that_of_autodiff(name, causal):
     """Only the softmax may measure its keys from their centre."""
     F, mu = layer(name, causal=causal), measure(far=5.0)
     own, auto = (of(F, mu, geometry="wasserstein") for of in (linearize, linearize_by_autodiff))
-    is_map(own.atoms, auto.atoms.to_dense(), 1e-12)
-    is_map(own.field, auto.field.to_dense(), 1e-12, mu.weights > 0)
+    small.is_map(own.atoms, auto.atoms.to_dense(), 1e-12)
+    small.is_map(own.field, auto.field.to_dense(), 1e-12, mu.weights > 0)
 
 
 @pytest.mark.parametrize("name", CASES)
