@@ -17,7 +17,7 @@ from meanfield.attention import (
     kernels,
     normalizations,
 )
-from meanfield.attention.kernels.kernel import At, FeatureTransform, ModifiedKernel
+from meanfield.attention.kernels.kernel import FeatureTransform, ModifiedKernel
 from meanfield.attention.tangent import AttentionTangent
 from meanfield.errors import NoDerivativeError
 from meanfield.lipschitz import local_lipschitz
@@ -226,40 +226,6 @@ def test_blocks_recomputed_are_the_matrices_kept(kernel, normalization, causal):
         is_map(blocks.field_linear_map(), slopes, 1e-12)
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_push_is_the_derivative_of_the_features_and_pull_its_transpose(kernel):
-    spec = KERNELS[kernel]
-    case = make_case(kernel, "softmax", causal=True, groups=1)
-    F, mu = library(case)
-    own, parameters = library_kernel(spec), F.parameters
-    points = torch.stack([mu.points, 2 - mu.points])
-    positions = torch.stack([mu.positions, 1 - mu.positions])
-    generator = torch.Generator().manual_seed(0)
-
-    def whole(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        f = own.features(parameters, x, positions).whole_keys()
-        v = f.v if f.v_centre is None else f.v + f.v_centre
-        return (f.q, f.k, v) if f.b is None else (f.q, f.k, v, f.b)
-
-    along = torch.randn(points.shape, generator=generator, dtype=F64)
-    wanted = torch.func.jvp(whole, (points,), (along,))[1]
-    pushed = own.push(At(parameters, points, positions), along)
-    cotangents = [torch.randn(t.shape, generator=generator, dtype=F64) for t in wanted]
-    found = [t for t in pushed[:4] if t is not None]
-    assert len(found) == len(wanted)
-    for one, other in zip(found, wanted, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-13, atol=1e-13)
-    back = own.pull(At(parameters, points, positions), kernels.Features(*cotangents))
-    there = sum((a * b).sum() for a, b in zip(found, cotangents, strict=True))
-    room = math.sqrt(
-        sum(
-            float(a.square().sum() * b.square().sum())
-            for a, b in zip(found, cotangents, strict=True)
-        )
-    )
-    assert float((there - (back * along).sum()).abs()) <= 1e-13 * room
-
-
 LIGHT_CASES = [
     ("dot", "softmax", False),
     ("dot", "sink", True),
@@ -315,32 +281,21 @@ class OnlyFeatures(kernels.Kernel):
 
 
 class AllThree(kernels.Kernel):
-    """Queries and keys of unit length, with the derivative and its transpose."""
-
-    @staticmethod
-    def _unit(x):
-        return x / torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-
-    @staticmethod
-    def _across(at, along):
-        length = torch.linalg.vector_norm(at, dim=-1, keepdim=True)
-        unit = at / length
-        return (along - unit * (unit * along).sum(-1, keepdim=True)) / length
+    """Sines of queries and keys, with the derivative and its transpose."""
 
     def features(self, parameters, points, positions):
         q, k, v = parameters.project(points)
-        return kernels.Features(self._unit(q), self._unit(k), v)
+        return kernels.Features(q.sin(), k.sin(), v)
 
     def push(self, at, displacement):
         q, k, _ = at.parameters.project(at.points)
         dq, dk, dv = at.parameters.project(displacement)
-        return kernels.Features(self._across(q, dq), self._across(k, dk), dv)
+        return kernels.Features(q.cos() * dq, k.cos() * dk, dv)
 
     def pull(self, at, cotangents):
         q, k, _ = at.parameters.project(at.points)
-        return at.parameters.project_transposed(
-            self._across(q, cotangents.q), self._across(k, cotangents.k), cotangents.v
-        )
+        q, k = q.cos() * cotangents.q, k.cos() * cotangents.k
+        return at.parameters.project_transposed(q, k, cotangents.v)
 
 
 class Child(AllThree):
@@ -348,7 +303,7 @@ class Child(AllThree):
 
     def features(self, parameters, points, positions):
         q, k, v = parameters.project(points)
-        return kernels.Features(q.sin(), self._unit(k), v)
+        return kernels.Features(q.atan(), k.sin(), v)
 
 
 class Mixin:

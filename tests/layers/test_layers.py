@@ -120,28 +120,12 @@ def test_what_parts_without_blocks_declare_adds_up_and_multiplies(G, bound):
     assert float(G.local_upper(cloud())) == pytest.approx(bound)
 
 
-def test_a_composed_map_is_masked_if_a_part_is_and_knows_its_dimension():
-    assert not post_norm().causal
-    assert post_norm(True).causal
-    assert pre_norm(True).causal
-    assert parallel(True).causal
-    known = (
-        post_norm(),
-        pre_norm(),
-        parallel(),
-        layer_norm(),
-        mlp(),
-        contractive(mlp(), 0.5, constant=1.0),
-    )
-    assert {F.dim for F in known} == {D}
+def test_a_composed_map_knows_its_dimension():
+    of_blocks = post_norm(), pre_norm(), parallel(), contractive(mlp(), 0.5, constant=1.0)
+    assert {F.dim for F in of_blocks} == {D}
     free = Pointwise(torch.tanh)
-    for F in (
-        Chain([free]),
-        Sum([free]),
-        Residual(free),
-        contractive(free, 0.5, constant=1.0).map,
-    ):
-        assert F.dim is None
+    of_free = Chain([free]), Sum([free]), Residual(free), contractive(free, 0.5, constant=1.0)
+    assert {F.dim for F in of_free} == {None}
 
 
 def test_the_largest_logits_of_a_network_are_those_of_its_heads_in_order():

@@ -7,7 +7,7 @@ import functools
 import pytest
 import torch
 
-from meanfield import Map, ParticleMeasure, SelfAttention, linearize
+from meanfield import Map, SelfAttention, linearize
 from meanfield.layers import Chain, Pointwise
 from meanfield.lipschitz import ball_upper, local_lipschitz
 from meanfield.maps.map import as_map
@@ -86,13 +86,6 @@ def test_what_is_not_declared_is_refused_by_name():
         as_map(small.plain).local_upper(mu)
     with pytest.raises(NotImplementedError, match="F: expected a map .* got Drift"):
         ball_upper(small.Drift(), mu, 0.1)
-
-
-def test_a_bound_that_does_not_depend_on_the_radius_has_its_shape():
-    F = small.linear()
-    radii = torch.tensor([0.0, 0.1, 10.0], dtype=F64)
-    found = ball_upper(F, ParticleMeasure([[1.0, 2.0, 3.0]]), radii)
-    torch.testing.assert_close(found, F.norm.expand(3))
 
 
 def test_an_abstract_map_cannot_be_made():
