@@ -226,9 +226,9 @@ def test_nearly_every_hard_plan_is_found_within_two_hundred_iterations():
     settings = normalizations.sinkhorn(max_iterations=200, strict=False)
     found = [
         sinkhorn._solved(scores, logs[None], settings)[1] < 200
-        for scores, logs in map(hard_for_sinkhorn, range(100))
+        for scores, logs in map(hard_for_sinkhorn, range(50))
     ]
-    assert sum(found) >= 94
+    assert sum(found) >= 47  # 45 without shorter steps
 
 
 def at_the_end_of_the_range(seed):
