@@ -35,10 +35,9 @@ def draw(*shape, seed=0, dtype=F64):
 # ------------------------------------------------------------------ layers and blocks
 
 
-def attention(causal=False, seed=3, dtype=F64, **fields):
-    generator = torch.Generator().manual_seed(seed)
+def attention(causal=False, seed=3, dtype=F64, std=0.6, **fields):
     params = AttentionParameters.random(
-        D, n_heads=2, head_dim=2, biases=True, std=0.6, generator=generator
+        D, n_heads=2, head_dim=2, biases=True, std=std, generator=seed
     )
     return SelfAttention(params.to(dtype), causal=causal, **fields)
 
