@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple, final
+from functools import partial
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -83,15 +84,18 @@ class Chain(Composite):
         Raises:
             NotImplementedError: a map has no blocks and declares no bound.
         """
-        bound, run = torch.ones(mu.batch_shape).to(mu.points), _Run.of(self.maps[0], mu)
-        for before, each in zip(self.maps, self.maps[1:], strict=False):
+        first, *others = self.maps
+        bound, at = torch.ones(mu.batch_shape).to(mu.points), derivative_if_any(first, mu)
+        of_run: partial[Any] = partial(first.local_upper, mu)
+        for before, each in zip(self.maps, others, strict=False):
             mu = image_of(before, mu)
-            here = _Run.of(each, mu)
-            joined = here.after(run)
-            if joined is None:
-                bound = bound * run.upper()
-            run = joined or here
-        return bound * run.upper()
+            here = derivative_if_any(each, mu)
+            joined = None if at is None or here is None else here @ at
+            if joined is not None and has_blocks(joined):
+                at, of_run = joined, partial(certain_norm, joined)
+            else:
+                bound, at, of_run = bound * of_run(), here, partial(each.local_upper, mu)
+        return bound * of_run()
 
     def ball_bounds(
         self, mu: ParticleMeasure, radii: Tensor | float, *, splitting: bool = True
@@ -107,31 +111,3 @@ class Chain(Composite):
             NotImplementedError: one of the maps declares nothing in a ball.
         """
         return Intervals.of(self.maps, mu).within(radii, splitting=splitting)[0]
-
-
-class _Run(NamedTuple):
-    """Neighbours in a chain that are bounded as one map: the measure that enters, and their J."""
-
-    maps: tuple[Map, ...]
-    start: ParticleMeasure
-    at: Linearisation | None
-
-    @classmethod
-    def of(cls, each: Map, mu: ParticleMeasure) -> _Run:
-        return cls((each,), mu, derivative_if_any(each, mu))
-
-    def after(self, first: _Run) -> _Run | None:
-        """Both as one, or None where the product has no blocks."""
-        if self.at is None or first.at is None:
-            return None
-        at = self.at @ first.at
-        return _Run(first.maps + self.maps, first.start, at) if has_blocks(at) else None
-
-    def upper(self) -> Tensor:
-        """A bound of its constant."""
-        if len(self.maps) == 1:
-            return self.maps[0].local_upper(self.start)
-        assert self.at is not None
-        found = certain_norm(self.at)
-        assert found is not None
-        return found
