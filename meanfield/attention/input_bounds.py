@@ -116,7 +116,7 @@ class Frames:
             # One matrix between all queries and keys.
             between = key_slopes[..., 0, :, :].mT @ query_slopes[..., 0, :, :]
             norm_A = norm(to_keys @ between @ to_queries.mT)
-        if weights.normalization.sink is not None:
+        if weights.rows.sink is not None:
             values = _with_null(values, -2)
         return cls(
             weights=weights,
@@ -249,7 +249,7 @@ class Frames:
 
     @property
     def _sunk(self) -> bool:
-        return self.weights.normalization.sink is not None
+        return self.weights.rows.sink is not None
 
 
 def covariance(p: Tensor, one: Tensor, other: Tensor) -> Tensor:

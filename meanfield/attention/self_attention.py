@@ -362,7 +362,7 @@ class SelfAttention(Map):
         values = (positions, weights.positions, weights.log_weights)
         traced = any(is_traced(value) for value in values)
         # A row that is not divided by its own sum alone is 0 where it sees nothing.
-        rows = weights.normalization
+        rows = weights.rows
         divided = rows.divides and rows.sink is None
         if divided and not traced and not bool(weights.seeing(positions).all()):
             far = weights.scoring.position_bias or self.kernel.reach < math.inf

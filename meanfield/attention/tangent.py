@@ -182,7 +182,7 @@ class AttentionTangent:
         """The data of all rows, see `_Rows`."""
         q, v = self.q, self.v
         entries = sum(b.n_rows * b.n_columns for b in self.blocks)
-        scoring, normalization = self.weights.scoring, self.weights.normalization
+        scoring, normalization = self.weights.scoring, self.weights.rows
         matrices = (1 + (self._half_logs is not None)) * (1 + scoring.has_gain)
         keep = len(q) * entries * matrices * q.element_size() <= self.memory
         # Made before the blocks: small tensors that survive between the large ones of the blocks

@@ -280,13 +280,12 @@ class Weights(NoNumber):
     Attributes:
         parameters: of the layer.
         kernel: of the layer.
-        normalization: of the rows.
+        scoring: from products to attention weights, as this layer does it.
         points: less the origin, ``(*batch, n, d)``.
         origin: ``(*batch, 1, d)``, or None where points are measured from 0.
         features: of the atoms; score biases are one more coordinate of queries and keys.
         log_weights: ``(*batch, n)``.
         positions: ``(*batch, n)``, or None where nothing depends on them.
-        causal: whether a row sees only the columns whose position is at most its own.
         order: the permutation ``(*batch, n)`` that sorted the atoms; None: they were sorted.
         potentials: added to the log-weights of the columns, per head ``(*batch, H, n)``, or None.
     """
@@ -294,13 +293,12 @@ class Weights(NoNumber):
     _instead = "the matrix is F.plan(mu).weights"
     parameters: AttentionParameters
     kernel: Kernel
-    normalization: RowWise
+    scoring: Scoring
     points: Tensor
     origin: Tensor | None
     features: Features
     log_weights: Tensor
     positions: Tensor | None
-    causal: bool
     order: Tensor | None
     potentials: Tensor | None = None
 
@@ -344,19 +342,13 @@ class Weights(NoNumber):
             features = features.whole()
         elif kernel.activation is not None:
             features = features.whole_keys()
-        features = features.folded(1.0)
-        return cls(
-            parameters,
-            kernel,
-            normalization,
-            points,
-            origin,
-            features,
-            logs,
-            positions,
-            causal,
-            order,
-        )
+        features, bias = features.folded(1.0), None
+        if positions is not None:
+            first = positions[..., :1]
+            if kernel.position_bias(parameters, first, first) is not None:
+                bias = partial(kernel.position_bias, parameters)
+        scoring = Scoring(normalization, kernel.activation, bias, causal, kernel.reach)
+        return cls(parameters, kernel, scoring, points, origin, features, logs, positions, order)
 
     @property
     def n(self) -> int:
@@ -379,16 +371,10 @@ class Weights(NoNumber):
         """Which atoms have mass, ``(*batch, n)``."""
         return self.log_weights > -math.inf
 
-    @cached_property
-    def scoring(self) -> Scoring:
-        """From products to attention weights, as this layer does it."""
-        bias = None
-        if self.positions is not None:
-            first = self.positions[..., :1]
-            if self.kernel.position_bias(self.parameters, first, first) is not None:
-                bias = partial(self.kernel.position_bias, self.parameters)
-        reach = self.kernel.reach
-        return Scoring(self.normalization, self.kernel.activation, bias, self.causal, reach)
+    @property
+    def rows(self) -> RowWise:
+        """How rows are normalised."""
+        return self.scoring.normalization
 
     def places(self, rows: Tensor | None) -> Places:
         """Of rows at these positions ``(*batch, m)``, or None, and of the atoms."""
@@ -430,7 +416,7 @@ class Weights(NoNumber):
     def log_p_of_sink(self, block: Block) -> Tensor:
         """log of the attention to the sink, ``(*batch, H, rows, 1)``; −∞ in absent rows."""
         logits = self.logits_and_gain(block, self.products(block))[0]
-        log_p = self.normalization.log_p_and_sink(logits)[..., -1:]
+        log_p = self.rows.log_p_and_sink(logits)[..., -1:]
         return torch.where(self.alive[..., None, block.rows, None], log_p, -math.inf)
 
     def score_sizes(self) -> Iterator[Tensor]:
