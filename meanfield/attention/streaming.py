@@ -70,9 +70,7 @@ def attend(
         tensors = [t.expand(*batch, *t.shape[-2:]) for t in tensors]
     scoring = scoring or Scoring(causal=row_positions is not None)
     aligned: tuple[Tensor | None, Tensor | None] = (None, None)
-    function = _PLAIN
-    if not scoring.is_plain:
-        function = _sum_of(scoring)
+    function = _PLAIN if scoring.is_plain else _sum_of(scoring)
     if places and not (scoring.is_plain and scoring.sees_all):
         aligned = _aligned(row_positions, len(batch)), _aligned(column_positions, len(batch))
     few = math.prod(batch) * queries.shape[-2] * keys.shape[-2] <= _FEW_ENTRIES
@@ -246,7 +244,8 @@ class _Streamed(torch.autograd.Function):
         row_positions, column_positions, *tensors = ctx.saved_tensors
         joined = _interleaved(function.n_rows, tensors, function.n_row_outputs, cotangents)
         derivative = function.vjp(len(tensors))
-        return None, None, None, *_apply(derivative, row_positions, column_positions, *joined)
+        at = row_positions, column_positions, *joined
+        return None, None, None, *_Streamed.apply(derivative, *at)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor | None) -> Tensors:
@@ -258,7 +257,7 @@ class _Streamed(torch.autograd.Function):
         ]
         joined = _interleaved(function.n_rows, tensors, function.n_rows, along)
         derivative = function.jvp(len(tensors))
-        return _apply(derivative, row_positions, column_positions, *joined)
+        return _Streamed.apply(derivative, row_positions, column_positions, *joined)
 
     @staticmethod
     def vmap(
@@ -270,13 +269,8 @@ class _Streamed(torch.autograd.Function):
         )
         # Values share all their batch axes; positions only broadcast against them.
         wide = (t.expand(info.batch_size, *t.shape[1:]) for t in others if t is not None)
-        out = _apply(function, row_positions, column_positions, *wide)
+        out = _Streamed.apply(function, row_positions, column_positions, *wide)
         return out, (0,) * len(out)
-
-
-def _apply(function: RowSum, *tensors: Tensor | None) -> Tensors:
-    out = _Streamed.apply(function, *tensors)
-    return tuple(out)
 
 
 def _interleaved(
@@ -292,11 +286,10 @@ def _summed(
     column_positions: Tensor | None,
     *tensors: Tensor,
 ) -> Tensors:
-    fused = None
     if function is _PLAIN:
         fused = _fused(row_positions, column_positions, *tensors)
-    if fused is not None:
-        return (fused,)
+        if fused is not None:
+            return (fused,)
     return _blockwise(function, row_positions, column_positions, *tensors)
 
 
