@@ -59,7 +59,9 @@ def test_the_fallback_without_the_compiled_core_gives_the_same(
     assert exact.compiled_core() is not None  # with the POT of the tests
     with_core = solve_w2(x, y)
     monkeypatch.setattr(exact, "compiled_core", lambda: None)
-    torch.testing.assert_close(solve_w2(x, y).value, with_core.value, rtol=1e-13, atol=0)
+    for method in ("auto", "column generation"):
+        found = solve_w2(x, y, method=method)
+        torch.testing.assert_close(found.value, with_core.value, rtol=1e-13, atol=0)
 
 
 WIDE = {

@@ -113,14 +113,12 @@ class CTransform:
         found = _Found(len(self.x), min(count, len(self.y)), self.x.device)
         # On a device whole blocks are faster than to choose columns, which waits for each cell.
         is_local = is_host(self.x.device) and self._share(offset, count, slack) <= _SHARE
-        blocks = self._by_cells if is_local else self._by_blocks
-        for rows, cols, costs in blocks(offset, count, slack):
+        cells = self._by_cells(offset, count, slack)
+        for rows, cols, costs in cells if is_local else self._by_blocks(offset):
             found.add(rows, cols, costs, top)
         return found
 
-    def _by_blocks(
-        self, offset: Tensor, count: int, slack: float
-    ) -> Iterator[tuple[Tensor, None, Tensor]]:
+    def _by_blocks(self, offset: Tensor) -> Iterator[tuple[Tensor, None, Tensor]]:
         step = max(1, at_once(_BLOCK, self.x.device) // len(self.y))
         n = len(self.x)
         # One buffer: pieces that survive between freed blocks would keep the heap from
