@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from meanfield.errors import CertificateError, ConvergenceError
-from meanfield.transport import TransportResult, certificate, solve_w2
+from meanfield.transport import TransportResult, certificate
 from meanfield.transport import problem as problems
 from meanfield.transport.certificate import (
     SparsePlan,
@@ -32,7 +32,6 @@ from meanfield.transport.plans.exact import solve_dense
 from meanfield.transport.plans.formulas import solve_line, solve_one_atom
 from meanfield.transport.problem import Problem
 from meanfield.transport.result import refuse_unconverged
-from tests.transport.lies import LIES, tell
 
 RNG = np.random.default_rng(5)
 
@@ -55,15 +54,6 @@ def test_ends_the_wrong_way_round_are_an_error_and_not_an_answer() -> None:
     )
     with pytest.raises(CertificateError, match="below the upper one"):
         narrower(right, wrong, 1e-9)
-
-
-def test_the_error_carries_the_flagged_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    x, y, a, b = problem(15)
-    tell(monkeypatch, LIES["the product"])
-    with pytest.raises(ConvergenceError, match="relative width") as refused:
-        solve_w2((x, np.exp(a)), (y, np.exp(b)))
-    assert isinstance(refused.value.result, TransportResult)
-    assert float(refused.value.result.lower) < float(refused.value.result.upper)
 
 
 def test_the_error_names_the_widest_interval_of_a_batch() -> None:

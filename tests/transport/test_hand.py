@@ -13,6 +13,7 @@ from meanfield.errors import ConvergenceError
 from meanfield.measures import ParticleMeasure
 from meanfield.transport import (
     Coupling,
+    TransportResult,
     sinkhorn_divergence,
     solve_conditional_w2,
     solve_w2,
@@ -61,7 +62,6 @@ def test_numpy_in_numpy_out() -> None:
     assert solve_w2(X.astype(np.float32), Y.astype(np.float32)).value.dtype == np.float32
     assert isinstance(sinkhorn_divergence(X, Y, blur=0.5), np.floating)
     assert "TransportResult" in repr(batch)
-    assert "certified lower bound" in found._repr_html_()
     # A measure or a tensor on either side: tensors come back.
     assert isinstance(w2(torch.as_tensor(X), Y), torch.Tensor)
 
@@ -185,6 +185,7 @@ def test_a_time_limit_is_kept_and_the_answer_comes_with_the_error(limit) -> None
     # On a busy machine wall time means nothing; the work that is begun is what counts.
     assert time.process_time() - start < 3
     found = late.value.result
+    assert isinstance(found, TransportResult) and not found.converged
     assert 0 <= float(found.lower) < float(found.upper)
 
 
