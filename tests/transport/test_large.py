@@ -237,23 +237,6 @@ def test_column_generation_has_converged_where_the_width_is_what_was_asked(part:
     assert solve_w2(mu, nu, **settings, rtol=min(2 * float(first.relative_width), 0.99)).converged
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["uniform", "dirichlet", "softmax"])
-@pytest.mark.parametrize("d", [2, 16])
-def test_ten_thousand_points_to_a_proven_gap_below_1e_9(kind: str, d: int) -> None:
-    result = solve_w2(*pair(kind, 10_000, 10_000, d))
-    assert result.converged
-    assert float(result.relative_width) < 1e-9
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("d", [2, 16])
-def test_a_hundred_thousand_points_within_ten_minutes(d: int) -> None:
-    mu, nu = pair("uniform", 100_000, 100_000, d)
-    result = solve_w2(mu, nu, time_limit=600, strict=False)
-    assert float(result.relative_width) < (1e-6 if d == 2 else 1e-2)
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("d", [2, 16])
 def test_c_transforms_on_the_device_give_the_answer_of_the_cpu(d: int, device: str) -> None:

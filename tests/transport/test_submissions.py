@@ -47,7 +47,7 @@ LARGE = sorted({*known_names()} - {*SMALL, *MIDDLE})
 def test_known_distances_are_found_again(name):
     p = known_problem(name)
     found, apart = solved(p), 1e-14 * p.upper  # logarithms of another machine
-    assert p.lower <= p.upper <= p.lower * (1 + 1e-9)
+    assert p.lower <= p.upper <= p.lower * (1 + 1e-9) and found.relative_width < 1e-9
     assert float(found.lower) <= p.upper + apart and p.lower <= float(found.upper) + apart
 
 
