@@ -98,7 +98,7 @@ def test_a_chain_that_assignments_do_not_prove_goes_to_the_simplex() -> None:
     assert float(found.relative_width) < 1e-11
     moves = np.array([6.0, 1.0, 2.0])
     batch = solve_w2(x, x + moves[:, None, None] * np.eye(8)[0])
-    assert batch.method == "identity + simplex"  # of the chain alone
+    assert batch.method == "assignment + identity + simplex"  # the last of the chain alone
     assert (batch.relative_width < 1e-11).all()
     np.testing.assert_allclose(batch.value, moves, rtol=1e-12)
 
