@@ -386,13 +386,11 @@ class AttentionTangent:
         atoms close together keep their digits.
         """
         k, v = self.k, self.v
-        if self._all_away is not None:
-            (block,), ((_, (g, _, _)),) = self.blocks, self.matrices()
-            return _row_by_row(self._all_away.mT, g[..., None] * self._from_most(k, block))
         out = k.new_empty(*k.shape[:-1], v.shape[-1], k.shape[-1])
         for block, matrices in self.matrices():
             # The differences take k + v times the memory of P: a few rows at a time.
-            step = max(1, _DIFFERENCES // max(1, self._per_row(block)))
+            per_row = len(k) * block.n_columns * (k.shape[-1] + v.shape[-1])
+            step = max(1, _DIFFERENCES // max(1, per_row))
             for start in range(block.rows.start, block.rows.stop, step):
                 part = slice(start, min(start + step, block.rows.stop))
                 of_block = slice(part.start - block.rows.start, part.stop - block.rows.start)
@@ -401,18 +399,6 @@ class AttentionTangent:
                 dk = g[..., None] * self._from_most(k, few)
                 out[:, part] = _row_by_row(self._away(g, few).mT, dk)
         return out
-
-    def _per_row(self, block: Block) -> int:
-        """Entries of the differences of a row."""
-        return len(self.k) * block.n_columns * (self.k.shape[-1] + self.v.shape[-1])
-
-    @cached_property
-    def _all_away(self) -> Tensor | None:
-        """vⱼ − rᵢ of all rows where they are few, for `covariances` and `dense`."""
-        kept, (block, *others) = self.rows.kept, self.blocks
-        if kept is None or others or self._per_row(block) * self.weights.n > _DIFFERENCES:
-            return None
-        return self._away(kept[0].queries, block)
 
     def _from_most(self, t: Tensor, block: Block, heads: slice = slice(None)) -> Tensor:
         """tⱼ − t_ĵ of a few rows, (B, rows, columns, ·); tⱼ where rows are not shifted."""
@@ -480,7 +466,7 @@ class AttentionTangent:
         n_heads = self.weights.parameters.n_heads
         heads = slice(part.start * n_heads, part.stop * n_heads)
         g, n, m = (t[heads] for t in matrices)
-        dv = self._away(g, block, heads) if self._all_away is None else self._all_away[heads]
+        dv = self._away(g, block, heads)
         _, k_dot, v_dot = (t if len(t) == 1 else t[part] for t in self.unit_pushes)
         # ⟨qᵢ, k̇ⱼ⟩ for unit displacements of atom j: (b, H, j or 1, i, d).
         turned = self._per_batch(self.q[heads])[:, :, None] @ k_dot.mT
