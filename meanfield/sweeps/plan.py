@@ -234,12 +234,12 @@ class SweepPlan:
 
 def shown_grid(columns: Mapping[str, np.ndarray]) -> dict[str, Any]:
     """The values of parameters and the number of cases for the provenance; None is absence."""
-    values = {
-        name: [None if value == "" else unless_nan(value) for value in of.tolist()]
-        for name, of in columns.items()
-    }
-    grid = {name: _plain(list(dict.fromkeys(of))) for name, of in values.items()}
-    return {"grid": grid, "n_cases": len(next(iter(values.values())))}
+    grid = {}
+    for name, of in columns.items():
+        different = dict.fromkeys(of.tolist())  # but for NaN, each of which is another one
+        values = dict.fromkeys(None if v == "" else unless_nan(v) for v in different)
+        grid[name] = _plain(list(values))
+    return {"grid": grid, "n_cases": len(next(iter(columns.values())))}
 
 
 def make_plan(
