@@ -132,29 +132,27 @@ class NormalisedFeatures(FeatureTransform):
         if inner is None or self.inner.activation is not None:
             return None
         f, gains = self._inner_features(at), self._gains(at.parameters)
-        scale = at.parameters.scale[:, None, None] if self.inner.is_scaled else None
-        sides = zip((f.q, f.k), inner, (scale, None), gains, strict=True)
+        scales = self._inner_scale(at.parameters), 1.0
+        sides = zip((f.q, f.k), inner, scales, gains, strict=True)
         q, k = (self._moved(*side) for side in sides)
         return q, k
 
-    def _moved(self, vectors: Tensor, before: Motion, scale: Tensor | None, gain: Any) -> Motion:
+    def _moved(self, vectors: Tensor, before: Motion, scale: Tensor | float, gain: Any) -> Motion:
         """The motion of g ∘ z/σ(z), z the vectors over their scale."""
-        z = vectors if scale is None else vectors / scale
-        unit = 1.0 if scale is None else scale[..., 0]
+        z = vectors / scale
+        unit = scale[..., 0] if isinstance(scale, Tensor) else scale
         root = math.sqrt(z.shape[-1]) if self.rms else 1.0
         largest = torch.as_tensor(gain, dtype=z.dtype, device=z.device).abs()
         largest = largest.amax((-2, -1))[..., None] if largest.ndim > 1 else largest.max()
+        peak = largest * root  # of the images, which have length √k or 1 before the gain
         length = 1 / self._inverse_length(z)[..., 0]
         if not self.eps:  # there the direction jumps, and what comes of it is ∞ or no number
             length = torch.where((z == 0).all(-1), 0.0, length)
         step, slope = (t / (unit * root) for t in (before.moved, before.steepest))
         least, bent = normalised_in_ball(length, step, self.eps)
-        # In the unit of lengths a slope is that of z/σ, which has length √k or 1 at most.
-        steepest = largest * root * slope / least
-        turned = (
-            largest * root * slope * bent + largest * root * before.bent / (unit * root) / least
-        )
-        moved = (largest * root * step / least).minimum(2 * largest * root)
+        steepest = peak * slope / least
+        turned = peak * slope * bent + peak * before.bent / (unit * root) / least
+        moved = (peak * step / least).minimum(2 * peak)
         return Motion(torch.where(step > 0, moved, 0.0), steepest, turned)
 
     def _gains(self, parameters: AttentionParameters) -> tuple[Any, Any]:
