@@ -13,6 +13,7 @@ from meanfield import AttentionParameters, ParticleMeasure, SelfAttention
 from meanfield.attention.normalizations import sinkhorn
 from meanfield.layers import (
     MLP,
+    Bounded,
     Chain,
     Clip,
     LayerNorm,
@@ -283,3 +284,13 @@ def test_the_displacement_of_light_atoms_and_small_radii_is_no_0(logs, radii):
 def test_no_map_takes_a_radius_below_0(F, radius):
     with pytest.raises(ValueError, match="radii: expected numbers ≥ 0"):
         F.ball_bounds(ParticleMeasure([[0.0], [1.0]]), radius)
+
+
+@pytest.mark.parametrize("factor", [0.5, 2.0])
+def test_of_the_bounds_of_a_map_and_those_by_its_constant_the_smaller_count(factor):
+    F, mu = mlp(), cloud(8)
+    own = maps_module.ball_bounds(F, mu, 0.1)
+    found = maps_module.ball_bounds(Bounded(F, factor * float(own.upper)), mu, 0.1)
+    assert float(found.upper) == pytest.approx(min(factor, 1.0) * float(own.upper))
+    assert (found.displacement <= own.displacement).all()
+    assert float(found.change) <= float(own.change)
