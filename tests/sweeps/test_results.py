@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from meanfield import results, sweep
 from meanfield.results import Variable
+from meanfield.results import provenance as provenance_module
 from meanfield.results.labels import dataset
 from meanfield.results.provenance import provenance
 
@@ -301,12 +302,36 @@ def test_provenance_is_one_json_string_with_what_is_needed_to_run_again():
     assert os.sep + "home" not in record["command"]
 
 
+def test_the_commit_of_the_source_tree_says_whether_files_were_changed(tmp_path, monkeypatch):
+    def git(*arguments):
+        known = ["-c", "user.name=a", "-c", "user.email=b", "-c", "commit.gpgsign=false"]
+        done = subprocess.run(
+            ["git", "-C", str(tmp_path), *known, *arguments], capture_output=True, check=True
+        )
+        return done.stdout.decode().strip()
+
+    (tmp_path / "file").write_text("one")
+    git("init")
+    git("add", "file")
+    git("commit", "-m", "first")
+    git("tag", "-m", "a release", "1.0")
+    monkeypatch.setattr(provenance_module, "__file__", str(tmp_path / "package/results/file.py"))
+    commit = provenance_module._commit.__wrapped__
+    head = git("rev-parse", "HEAD")
+    (tmp_path / "untracked").write_text("")
+    assert commit() == head
+    (tmp_path / "file").write_text("two")
+    assert commit() == f"{head}-dirty"
+
+
 def test_undeclared_or_missing_values_are_refused():
     gain = Variable("gain", "Lipschitz constant", dims=("case",))
     with pytest.raises(ValueError, match=r"missing \['gain'\], not declared \['gian'\]"):
         dataset([gain], {"gian": [1.0]})
     with pytest.raises(ValueError, match="name: expected an identifier such as 'gain', got 3"):
         Variable(3, "three")
+    with pytest.raises(ValueError, match=r"dtype of y: expected one of \('float64'.* got 'half'"):
+        Variable("y", "y", dtype="half")
     with pytest.raises(ValueError, match=r"dims of y: expected different names, got \('p', 'p'\)"):
         Variable("y", "y", dims=("p", "p"))
 
