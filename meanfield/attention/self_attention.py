@@ -38,6 +38,7 @@ from meanfield.errors import NoDerivativeError
 from meanfield.habits import with_hints
 from meanfield.html import html_table, span
 from meanfield.linalg import LinearMap
+from meanfield.linalg.vectors import beside
 from meanfield.maps import BallBounds, Linearisation, Map, expanded_radii, linearize
 from meanfield.maps.autodiff import check_geometry, linearize_by_autodiff
 from meanfield.measures import ParticleMeasure, check_measure
@@ -318,7 +319,7 @@ class SelfAttention(Map):
         """The outputs of averages of values per head, ``(*batch, H, m, d_v)``."""
         par, centre = self.parameters, weights.features.v_centre
         out = par.join(heads if centre is None else heads + centre)
-        return out if par.output_bias is None else out + par.output_bias
+        return out if par.output_bias is None else out + beside(par.output_bias, out)
 
     def _check(self, mu: ParticleMeasure) -> None:
         par = self.parameters

@@ -113,7 +113,8 @@ def _solve_plan(weights: Weights, settings: Sinkhorn) -> Plan:
     O(H n²) memory.
     """
     q, k = weights.features.q, weights.features.k
-    scores = weights.scoring.logits(q @ k.mT, 0.0, weights.places(weights.positions))
+    products, places = q @ k.mT, weights.places(weights.positions)
+    scores = weights.scoring.logits(products, products.new_zeros(()), places)
     logs = weights.log_weights[..., None, :]
     blind = _blind(scores, logs)
     with torch.no_grad():

@@ -18,6 +18,7 @@ from meanfield.attention.rows import RowWise, softmax
 from meanfield.checks import at_once, describe, is_host, is_recorded, is_traced
 from meanfield.errors import NoDerivativeError
 from meanfield.habits import NoNumber
+from meanfield.linalg.vectors import beside
 from meanfield.measures import ParticleMeasure
 
 # Entries of one block of P, so that it and what is computed from it stay in the cache.
@@ -106,7 +107,7 @@ class Scoring:
         """Whether these numbers are the log-weights alone, and −∞ behind a causal mask."""
         return self.is_tilted and self.position_bias is None and self.reach == math.inf
 
-    def logits(self, products: Tensor, log_columns: Tensor | float, places: Places) -> Tensor:
+    def logits(self, products: Tensor, log_columns: Tensor, places: Places) -> Tensor:
         """log aⱼψ(sᵢⱼ), −∞ where i does not see j; overwrites the products.
 
         Args:
@@ -116,8 +117,9 @@ class Scoring:
         """
         bias, hidden = self._bias_and_hidden(places)
         if self.has_gain:
-            return _masked(self._log_psi(products, bias) + log_columns, hidden)
-        logits = products.add_(log_columns)
+            psi = self._log_psi(products, bias)
+            return _masked(psi + beside(log_columns, psi), hidden)
+        logits = products.add_(beside(log_columns, products))
         return _masked(logits if bias is None else logits.add_(bias), hidden)
 
     def logits_and_gain(

@@ -20,7 +20,7 @@ from meanfield.checks import (
 from meanfield.habits import with_hints
 from meanfield.layers.particlewise import Particlewise, Product, above_rounding, present_rows
 from meanfield.linalg.blocks import Metric
-from meanfield.linalg.vectors import units
+from meanfield.linalg.vectors import beside, units
 from meanfield.maps import BallBounds, expanded_radii
 from meanfield.maps.map import Gain, normalised_in_ball, scaled_radii
 from meanfield.measures import ParticleMeasure
@@ -62,8 +62,9 @@ class _Norm(Particlewise):
         Raises:
             ValueError: another dimension; ε = 0 and an atom of spread 0.
         """
-        image = self.weight * self._unit(mu)[0]
-        return mu.replace(image if self.bias is None else image + self.bias)
+        unit = self._unit(mu)[0]
+        image = beside(self.weight, unit) * unit
+        return mu.replace(image if self.bias is None else image + beside(self.bias, image))
 
     def products(self, mu: ParticleMeasure) -> tuple[Product, Product]:
         """The derivative at every atom and its transpose."""
@@ -146,8 +147,9 @@ class _Norm(Particlewise):
             # Far from the origin the mean is rounded, by a mean of what is left.
             z = z - z.mean(-1, keepdim=True)
         unit = units(z, math.sqrt(self.eps))
+        eps, unit = (beside(t, z) for t in (self.eps / unit / unit, unit))
         z = z / unit
-        square = z.square().mean(-1, keepdim=True) + self.eps / unit / unit
+        square = z.square().mean(-1, keepdim=True) + eps
         if self.eps == 0 and not is_traced(square) and bool((square == 0).any()):
             raise ValueError(
                 "the normalisation is undefined at an atom of spread 0; give eps > 0, or leave "

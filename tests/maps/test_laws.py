@@ -15,6 +15,7 @@ import torch
 from meanfield import attention, dynamics, layers
 from meanfield.lipschitz import local_lipschitz
 from meanfield.maps import Map, linearize
+from meanfield.maps.autodiff import derivative_along
 from meanfield.maps.map import as_map
 from meanfield.measures import ParticleMeasure, split, stack
 from tests.maps import small_maps as small
@@ -73,6 +74,15 @@ def test_the_linearisation_is_the_dense_derivative_in_both_geometries(name, hard
         wanted = dense_atoms(F, mu, geometry, jacobian)
         small.is_map(at.atoms, wanted, 1e-10)
         small.is_map(at.field, field, 1e-10)
+
+
+@every_map
+def test_the_forward_derivative_is_the_dense_one(name):
+    F = a_map(name)
+    mu = clouds_for(F, n=4)
+    along = draw(*mu.points.shape, seed=3)
+    wanted = torch.einsum("iajb,jb->ia", dense_derivative(F, mu), along)
+    small.close(derivative_along(F, mu, along), wanted, 1e-10)
 
 
 @every_map

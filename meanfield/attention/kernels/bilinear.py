@@ -19,6 +19,7 @@ from meanfield.attention.kernels.kernel import (
 )
 from meanfield.attention.parameters import AttentionParameters
 from meanfield.checks import carries_derivative
+from meanfield.linalg.vectors import beside
 
 
 @final
@@ -40,17 +41,20 @@ class DotProduct(Kernel):
         """
         held = points.detach()
         low, high = held.amin(-2, keepdim=True), held.amax(-2, keepdim=True)
-        centre = low.clamp_min(0) + high.clamp_max(0)
+        centre = beside(low.clamp_min(0) + high.clamp_max(0), points)
         q, k, v = parameters.project(points - centre)
         q_centre, k_centre, v_centre = parameters.project(centre)
         q = q + q_centre
         if parameters.query_bias is not None:
-            q = q + parameters.query_bias[:, None, :]
+            q = q + beside(parameters.query_bias[:, None, :], q)
         if parameters.key_bias is not None:
-            k_centre = k_centre + parameters.per_head(parameters.key_bias)[:, None, :]
+            bias = parameters.per_head(parameters.key_bias)[:, None, :]
+            k_centre = k_centre + beside(bias, k_centre)
         if parameters.value_bias is not None:
-            v_centre = v_centre + parameters.per_head(parameters.value_bias)[:, None, :]
-        return Features(parameters.scale[:, None, None] * q, k, v, None, k_centre, v_centre)
+            bias = parameters.per_head(parameters.value_bias)[:, None, :]
+            v_centre = v_centre + beside(bias, v_centre)
+        scale = beside(parameters.scale[:, None, None], q)
+        return Features(scale * q, k, v, None, k_centre, v_centre)
 
     def feature_sizes(self, parameters: AttentionParameters, radius: float) -> FeatureSizes:
         """From norms of the matrices."""
@@ -139,13 +143,14 @@ class L2(FeatureTransform):
 
     def turn(self, at: At, features: Features) -> Features:
         """From scale · q, k to 2·scale · q, k and the biases."""
+        q, k = features.q, features.k
+        lengths, sizes = q.square().sum(-1), k.square().sum(-1)
         scale = at.parameters.scale[:, None]
-        square = features.q.square().sum(-1) / _divisor(scale)
         return Features(
-            _with_one_more(2 * features.q, -square),
-            _with_one_more(features.k, square.new_ones(()).expand(features.k.shape[:-1])),
+            _with_one_more(q + q, -lengths / beside(_divisor(scale), lengths)),
+            _with_one_more(k, lengths.new_ones(()).expand(k.shape[:-1])),
             features.v,
-            -scale * features.k.square().sum(-1),
+            -beside(scale, sizes) * sizes,
             v_centre=features.v_centre,
         )
 

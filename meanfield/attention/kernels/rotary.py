@@ -22,6 +22,7 @@ from meanfield.attention.kernels.kernel import (
 from meanfield.attention.parameters import AttentionParameters
 from meanfield.checks import as_bool, count, number
 from meanfield.habits import with_hints
+from meanfield.linalg.vectors import beside
 
 
 @final
@@ -93,6 +94,7 @@ class Rotary(FeatureTransform):
         width, axis = 2 * cos.shape[-1], -1 if self.interleaved else -2
         turned, rest = vectors[..., :width], vectors[..., width:]
         x, y = turned.unflatten(-1, (-1, 2) if self.interleaved else (2, -1)).unbind(axis)
+        cos, sin = beside(cos, x), beside(sin, x)
         both = torch.stack([x * cos - y * sin, y * cos + x * sin], axis)
         return torch.cat([both.flatten(-2), rest], -1)
 
