@@ -203,9 +203,13 @@ def derivatives(numbers: tuple[int, ...], device: str) -> Iterator[dict]:
     def ours(x: Tensor) -> Tensor:
         return F(ParticleMeasure(x)).points
 
+    # Scaled beforehand: in forward mode a product with a number takes torch half a millisecond.
+    query = par.query / math.sqrt(par.query.shape[-2])
+    scaled = AttentionParameters(query, par.key, par.value, par.output)
+
     def softmax(x: Tensor) -> Tensor:  # the fused kernel has no forward derivative
-        q, k, v = projected(par, x)
-        return joined(par, (q @ k.mT / math.sqrt(q.shape[-1])).softmax(-1) @ v)
+        q, k, v = projected(scaled, x)
+        return joined(par, (q @ k.mT).softmax(-1) @ v)
 
     for n in numbers:
         x = cloud(n, 64, device).points
