@@ -10,6 +10,7 @@ import torch
 
 from meanfield.measures import ParticleMeasure
 from meanfield.transport import certificate, solve_w2
+from meanfield.transport.certificate import Interval
 from meanfield.transport.plans import c_transform, clusters, columns
 from meanfield.transport.plans.c_transform import CTransform, halved
 from meanfield.transport.plans.exact import solve_dense, sparse_simplex
@@ -254,6 +255,21 @@ def test_rounds_are_logged(caplog) -> None:
         solve_w2(mu, nu, method="column generation")
     assert "700 × 700 atoms, round 1:" in caplog.text
     assert "relative width" in caplog.text
+
+
+def test_rounds_end_where_the_ends_meet_within_a_quarter_of_what_is_asked(monkeypatch) -> None:
+    """So that the interval, rounding included, is narrower than rtol; on coarser levels too."""
+    asked, narrower = [], columns.narrower
+
+    def noted(one: Interval, other: Interval | None, rtol: float) -> Interval:
+        asked.append(rtol)
+        return narrower(one, other, rtol)
+
+    monkeypatch.setattr(columns, "narrower", noted)
+    mu, nu = pair("uniform", 2100, 2100, 2)
+    found = solve_w2(mu, nu, method="column generation", rtol=1e-6)
+    assert {*asked} == {columns._COARSE_GAP / 4, 1e-6 / 4}
+    assert float(found.relative_width) <= 1e-6
 
 
 @pytest.mark.parametrize(("k", "n"), [(2, 2000), (40, 2000), (3, 3000)])

@@ -193,8 +193,7 @@ def _in_rounds(
         reduced = np.clip(costs - f[rows] - g[cols], 0, ceiling)
         plan, u, v = sparse_simplex(problem.a, problem.b, (rows, cols, reduced), is_warm=k > 0)
         f, g = u + f, np.where(np.isfinite(v), v, 0.0) + g
-        latest, wanted = _looked_at(problem, plan, f, g, transform, rtol)
-        best = narrower(latest, best, rtol)
+        best, wanted = _improved(problem, best, plan, f, g, transform, rtol)
         assert best.f is not None
         assert best.g is not None
         f, g = best.f, best.g
@@ -212,15 +211,16 @@ def _in_rounds(
     return replace(best, converged=np.asarray(True)) if best.width <= rtol else best
 
 
-def _looked_at(
+def _improved(
     problem: Problem,
+    best: Interval,
     plan: SparsePlan,
     f: np.ndarray,
     g: np.ndarray,
     transform: CTransform,
     rtol: float,
 ) -> tuple[Interval, np.ndarray]:
-    """The interval by a look at all pairs, and arcs below the simplex's f."""
+    """The interval after a look at all pairs, and arcs below the simplex's f."""
     middle = g - centred(g, problem.b)
     f, g = f + middle[0], g - middle
     row = transform(g, _NEW_ARCS, f)
@@ -230,7 +230,7 @@ def _looked_at(
     # A quarter: the interval, rounding included, is to be narrower than rtol.
     pair, rtol = (row.minima, g), rtol / 4
     latest = certified(problem, plan, pair, method=_NAME, rtol=rtol, slack=row.slack)
-    return latest, _sorted_set(row.rows * problem.m + row.cols)
+    return narrower(latest, best, rtol), _sorted_set(row.rows * problem.m + row.cols)
 
 
 def _with_costs(problem: Problem, arcs: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
