@@ -156,8 +156,9 @@ class Frames:
 
         None stands for an E of 1.
         """
-        log_p, products = self.weights.log_p(block), self.weights.products(block)
-        _, gain = self.weights.logits_and_gain(block, products)
+        log_p, gain = self.weights.log_p(block), None
+        if self.weights.scoring.has_gain:
+            _, gain = self.weights.logits_and_gain(block, self.weights.products(block))
         if not self._sunk:
             return log_p, gain
         log_p = torch.cat([log_p, self.weights.log_p_of_sink(block)], -1)
