@@ -11,6 +11,7 @@ import torch
 from meanfield import AttentionParameters, ParticleMeasure, SelfAttention
 from meanfield.attention import kernels
 from meanfield.attention.normalizations import sigmoid
+from meanfield.layers import Chain, LayerNorm, Residual
 from meanfield.linalg.vectors import beside, lengths, normalised
 
 
@@ -54,20 +55,37 @@ def test_a_constant_beside_a_moving_tensor_is_itself_with_the_derivative_0(leadi
     assert torch.equal(tangent, (2 * own).expand(*leading, 1, 2))
 
 
+def attention(biased=False, **settings):
+    par = AttentionParameters.random(4, n_heads=2)
+    if biased:
+        own = {name: getattr(par, name) for name in ("query", "key", "value", "output")}
+        inner, outer = torch.ones(2, 2, dtype=torch.float64), torch.ones(4, dtype=torch.float64)
+        inside = dict.fromkeys(("query_bias", "key_bias", "value_bias"), inner)
+        par = AttentionParameters(**own, **inside, output_bias=outer)
+    return SelfAttention(par, **settings)
+
+
+def layer_norm():
+    ones = torch.ones(4, dtype=torch.float64)
+    return LayerNorm(2 * ones, ones)
+
+
 @pytest.mark.parametrize(
-    "settings",
+    "F",
     [
-        {},
-        {"causal": True},
-        {"kernel": kernels.l2},
-        {"kernel": kernels.rotary()},
-        {"normalization": sigmoid},
+        attention(),
+        attention(biased=True),
+        attention(causal=True),
+        attention(kernel=kernels.l2),
+        attention(kernel=kernels.rotary()),
+        attention(normalization=sigmoid),
+        layer_norm(),
+        Residual(Chain([layer_norm(), attention()]), 0.5),
     ],
-    ids=["plain", "masked", "l2", "rotary", "sigmoid"],
+    ids=["plain", "biased", "masked", "l2", "rotary", "sigmoid", "layer norm", "block"],
 )
-def test_forward_derivatives_of_attention_do_not_ask_python_for_shapes(settings):
+def test_forward_derivatives_do_not_ask_python_for_shapes(F):
     """A sum or product with a constant does, in some thirty times the time (torch 2.13)."""
-    F = SelfAttention(AttentionParameters.random(4, n_heads=2), **settings)
     mu, asked = ParticleMeasure.from_sequence(torch.randn(6, 4, dtype=torch.float64)), []
 
     def watch(frame, event, _):

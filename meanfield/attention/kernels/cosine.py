@@ -22,7 +22,7 @@ from meanfield.attention.kernels.kernel import (
 from meanfield.attention.parameters import AttentionParameters
 from meanfield.checks import as_float_tensor, check_finite, number
 from meanfield.habits import with_hints
-from meanfield.linalg.vectors import beside, units
+from meanfield.linalg.vectors import units
 from meanfield.maps.map import normalised_in_ball
 
 
@@ -165,10 +165,9 @@ class NormalisedFeatures(FeatureTransform):
 
     def _inverse_length(self, vectors: Tensor) -> Tensor:
         unit = units(vectors, math.sqrt(self.eps))
-        eps, unit = (beside(t, vectors) for t in (self.eps / unit / unit, unit))
         square = (vectors / unit).square()
         square = square.mean(-1, keepdim=True) if self.rms else square.sum(-1, keepdim=True)
-        square = square + eps
+        square = square + self.eps / unit / unit
         away = square > 0
         return torch.where(away, torch.where(away, square, 1.0).rsqrt() / unit, 1.0)
 
