@@ -191,4 +191,6 @@ def _is_numpy(value: Measure) -> bool:
 
 def points_of(value: Measure) -> Any:
     """What was given for the points of a measure."""
+    if isinstance(value, ParticleMeasure):  # of itself, each question for a member is slow
+        return value.points
     return value[0] if isinstance(value, tuple) and value else value

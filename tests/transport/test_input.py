@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from meanfield.habits import Hinted
 from meanfield.measures import ParticleMeasure
 from meanfield.transport import (
     conditional_w2,
@@ -119,3 +120,19 @@ def test_pairs_in_the_wrong_order_and_weights_as_columns_are_told() -> None:
         w2((x, a[:, None]), x)
     with pytest.raises(ValueError, match="a list of clouds"):
         w2([x, x[:2]], x, weights=(a, a))
+
+
+def test_no_measure_is_asked_for_a_member_that_it_lacks(monkeypatch):
+    # Each question cost 0.2 ms, for the sentence of an error that nobody saw.
+    asked = []
+
+    def missing(self, name):
+        asked.append(name)
+        raise AttributeError(name)
+
+    monkeypatch.setattr(Hinted, "__getattr__", missing)
+    mu = ParticleMeasure.from_sequence([[0.0], [1.0]])
+    w2(mu, mu.replace(mu.points + 1))
+    conditional_w2(mu, mu.replace(mu.points + 1))
+    sinkhorn_divergence(mu, mu.replace(mu.points + 1))
+    assert not asked
