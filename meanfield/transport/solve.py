@@ -306,10 +306,14 @@ def automatic(problem: Problem, settings: Settings) -> Interval:
 
 
 def _clusters(problem: Problem, settings: Settings) -> Interval | None:
-    def solve_part(part: Problem) -> Interval:
-        return automatic(part, settings)
+    def solve_batch(
+        x: np.ndarray, y: np.ndarray, log_a: np.ndarray, log_b: np.ndarray
+    ) -> Interval:
+        answer = solve_arrays(x, y, log_a, log_b, settings)
+        assert answer is not None  # a batch of clusters is not empty
+        return answer
 
-    return solve_clusters(problem, solve_part, snap=not settings.exact_weights)
+    return solve_clusters(problem, solve_batch, snap=not settings.exact_weights)
 
 
 def _refuse_pairs(problem: Problem, most: int) -> None:

@@ -13,6 +13,7 @@ import torch
 from meanfield.errors import CertificateError
 from meanfield.measures import ParticleMeasure
 from meanfield.transport import solve_w2, solve_wp
+from meanfield.transport.certificate import in_unit
 from meanfield.transport.plans import clusters
 from meanfield.transport.plans.clusters import solve_clusters
 from meanfield.transport.plans.exact import solve_dense
@@ -105,7 +106,7 @@ def test_clusters_that_are_wider_than_far_apart_are_none() -> None:
     assert found is None
 
 
-def no_solver(part: Problem) -> Any:
+def no_solver(*arrays: np.ndarray) -> Any:
     raise AssertionError("there are no clusters to solve")
 
 
@@ -120,10 +121,34 @@ def test_parts_whose_masses_are_wrong_are_not_believed(
 
     monkeypatch.setattr(clusters, "_masses", wrong)
     x = np.array([[0.0, 0.0], [1.0, 0.0], [50.0, 0.0], [50.0, 1.0]])
-    dense = lambda part: solve_dense(part, rtol=1e-9)  # noqa: E731
+    dense = lambda *arrays: solve_dense(Problem.of(*arrays), rtol=1e-9)  # noqa: E731
     problem = Problem.of(x, x + 0.1, np.zeros(4), np.zeros(4))
     with pytest.raises(CertificateError, match="clusters: expected"):
         solve_clusters(problem, dense, snap=True)
+
+
+def test_clusters_of_one_shape_are_solved_together() -> None:
+    """One by one forty of two atoms took nine tenths of a comparison of secants."""
+    centres = 100.0 * np.arange(12.0)[:, None]
+    sizes = np.array([1, 2, 3] * 4)
+    x = np.repeat(centres, sizes, axis=0)
+    x += np.random.default_rng(0).normal(size=x.shape)
+    y = x + np.random.default_rng(1).normal(size=x.shape)
+    shapes = []
+
+    def dense(*arrays: np.ndarray) -> Any:
+        shapes.append(arrays[0].shape)
+        problem = Problem.of(*arrays)
+        return in_unit(solve_dense(problem, rtol=1e-9), problem.exponent)
+
+    problem = Problem.of(x, y, np.zeros(len(x)), np.zeros(len(x)))
+    found = solve_clusters(problem, dense, snap=True)
+    assert found is not None
+    assert sorted(shapes) == [(4, 1, 1), (4, 2, 1), (4, 3, 1)]
+    # On the line the monotone coupling is optimal.
+    squares = (np.sort(x[:, 0]) - np.sort(y[:, 0])) ** 2
+    assert np.ldexp(found.value, problem.exponent) == pytest.approx(squares.mean() ** 0.5)
+    assert found.lower <= found.value <= found.upper
 
 
 def test_clusters_whose_masses_differ_are_left_to_others() -> None:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from meanfield.errors import CertificateError
-from meanfield.transport.certificate import Interval, Part, in_unit, log_masses, united
+from meanfield.transport.certificate import Interval, Part, log_masses, united
 from meanfield.transport.problem import UNIT, Problem, row_norms
 
 _NAME = "clusters of "
@@ -33,25 +33,32 @@ class _Cluster(NamedTuple):
 
 
 def solve_clusters(
-    problem: Problem, solve_part: Callable[[Problem], Interval], *, snap: bool
+    problem: Problem, solve_batch: Callable[..., Interval], *, snap: bool
 ) -> Interval | None:
     """The answer from well-separated clusters of equal mass, or None where there are none.
 
-    With `snap`, masses that agree up to rounding of the weights are taken as equal: two masses of
-    0.3, spread over their atoms in different ways, differ by 1e-17 or so; moved between far
-    clusters, that would be more than all displacements of 1e-9.
+    Args:
+        problem: one problem.
+        solve_batch: from x (k, n, d), y (k, m, d), log a and log b of problems of one shape to
+            their answers, in the unit of these points.
+        snap: whether masses that agree up to rounding of the weights are taken as equal. Two
+            masses of 0.3, spread over their atoms in different ways, differ by 1e-17 or so; moved
+            between far clusters, that would be more than all displacements of 1e-9.
     """
     labels = _separated(problem.x, problem.y)
     clusters = None if labels is None else _clusters(problem, labels)
     masses = None if clusters is None else _masses(problem, clusters, snap)
     if clusters is None or masses is None:
         return None
-    parts = []
-    for (rows, cols), log_mass in zip(clusters, log_masses(masses), strict=True):
+    of_shape: dict[tuple[int, int], list[int]] = {}
+    for k, (rows, cols) in enumerate(clusters):
         if len(rows) and len(cols):
-            part = problem.part(rows, cols, snap=snap)
-            answer = in_unit(solve_part(part), part.exponent)
-            parts.append(Part(_lowered(answer)[None], rows[None], cols[None], log_mass[None]))
+            of_shape.setdefault((len(rows), len(cols)), []).append(k)
+    parts, logs = [], log_masses(masses)
+    for ids in of_shape.values():
+        rows, cols = (np.stack(side) for side in zip(*(clusters[k] for k in ids), strict=True))
+        arrays = (problem.x[rows], problem.y[cols], problem.log_a[rows], problem.log_b[cols])
+        parts.append(Part(_lowered(solve_batch(*arrays)), rows, cols, logs[ids]))
     _refuse_masses(problem, parts)
     inside = united(parts, (problem.n, problem.m), problem.order)
     return replace(inside, method=_NAME + inside.method)
@@ -65,23 +72,24 @@ def _refuse_masses(problem: Problem, parts: list[Part]) -> None:
     """
     total = 0.0
     for part in parts:
-        mass = float(np.exp(part.log_masses).sum())
-        there = min(problem.a[part.rows].sum(), problem.b[part.cols].sum())
-        total += mass
-        if not mass <= there * (1 + 1e-9):
+        masses = np.exp(part.log_masses)
+        there = np.minimum(problem.a[part.rows].sum(-1), problem.b[part.cols].sum(-1))
+        total += masses.sum()
+        if not (masses <= there * (1 + 1e-9)).all():
+            k = int((masses - there).argmax())
             raise CertificateError(
-                f"clusters: expected a part of mass {there:.9g} at most, got {mass:.9g}"
+                f"clusters: expected a part of mass {there[k]:.9g} at most, got {masses[k]:.9g}"
             )
     if not total >= 1 - 1e-9:
         raise CertificateError(f"clusters: expected parts of mass 1 together, got {total:.9g}")
 
 
 def _lowered(answer: Interval) -> Interval:
-    """Its potentials shifted to g ≤ 0: feasible across clusters too."""
-    answer = replace(answer, method=answer.method.removeprefix(_NAME))
+    """Potentials shifted to g ≤ 0 in each case of a batch: feasible across clusters too."""
+    answer = replace(answer, method=answer.method.replace(_NAME, ""))
     if answer.f is None or answer.g is None:
         return answer
-    top = answer.g.max()
+    top = answer.g.max(-1, keepdims=True)
     return replace(answer, f=answer.f + top, g=answer.g - top)
 
 
