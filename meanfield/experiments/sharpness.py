@@ -31,6 +31,7 @@ from meanfield.figures.curves import curve, formula
 from meanfield.figures.selection import best, select
 from meanfield.lipschitz import LocalLipschitz, local_lipschitz, local_order, worst_case
 from meanfield.lipschitz.differentiable import recorded_value
+from meanfield.measures import stack
 from meanfield.results import Variable
 
 if TYPE_CHECKING:
@@ -121,11 +122,11 @@ def _tokens(
         sampling.adversarial(F.parameters.A[0], radius, n),
         *map(ParticleMeasure.from_sequence, (radius * ends[:, None] * u, *random)),
     ]
-    found = [climb(F, tokens, radius, steps=min(steps, 40))[1] for tokens in sequences]
-    best = max(found, key=float)
+    _, found = climb(F, stack(sequences), radius, steps=min(steps, 40))
+    value, best = found.value.max(0)
     return {
-        "tokens_found": float(best.value),
-        "tokens_converged": bool(best.converged),
+        "tokens_found": float(value),
+        "tokens_converged": bool(found.converged[best]),
         "tokens_upper": bounds.tokens(1.0, 1.0, radius, n, causal=F.causal),
         "theorem_3_3": bounds.theorem_3_3(1.0, 1.0, radius, n),
     }
@@ -142,29 +143,33 @@ def climb(
 
     Args:
         F: the layer.
-        mu: uniform measure of a sequence in B_R, without batch axes.
+        mu: uniform measure of a sequence in B_R. Each of a batch climbs by itself.
         radius: R.
-        steps: norms to compute at most.
+        steps: norms to compute at most, for each.
 
     Returns:
         The best sequence and its constant.
     """
     best = _constant(F, mu)
-    length, direction = 0.5, _gradient(F, mu, best)
+    value, length = best.value, torch.full_like(best.value, 0.5)
+    direction = _gradient(F, mu, best)
     for _ in range(steps):
-        if length < _SMALLEST_STEP or not bool(torch.isfinite(direction).all()):
+        rising = (length >= _SMALLEST_STEP) & direction.isfinite().all(-1).all(-1)
+        if not bool(rising.any()):
             break
-        points = mu.points + length * radius * direction
+        ahead = mu.points + (length * radius)[..., None, None] * direction
+        points = torch.where(rising[..., None, None], ahead, mu.points)
         norms = torch.linalg.vector_norm(points, dim=-1, keepdim=True)
         moved = mu.replace(points * (radius / norms.clamp_min(radius)))
         constant = _constant(F, moved)
-        if float(constant.value) > float(best.value) and bool(constant.converged):
-            mu, best = moved, constant
-            direction = _gradient(F, mu, best)
-            length = min(2 * length, 1.0)
-        else:
-            length /= 2
-    return mu, best
+        climbed = rising & (constant.value > value) & constant.converged
+        if bool(climbed.any()):
+            those = climbed[..., None, None]
+            mu = mu.replace(torch.where(those, moved.points, mu.points))
+            direction = torch.where(those, _gradient(F, moved, constant), direction)
+            value = torch.where(climbed, constant.value, value)
+        length = torch.where(climbed, (2 * length).clamp_max(1.0), length / 2)
+    return mu, _constant(F, mu)
 
 
 def _constant(F: SelfAttention, mu: ParticleMeasure) -> LocalLipschitz:
@@ -173,11 +178,12 @@ def _constant(F: SelfAttention, mu: ParticleMeasure) -> LocalLipschitz:
 
 @torch.enable_grad()
 def _gradient(F: SelfAttention, mu: ParticleMeasure, constant: LocalLipschitz) -> Tensor:
-    """Gradient of the norm, scaled so that the token that moves most moves by one."""
+    """Gradients of the norms, scaled so that the token that moves most moves by one."""
     points = mu.points.clone().requires_grad_()
     value = recorded_value(F, mu.replace(points), constant)
-    (gradient,) = torch.autograd.grad(value, points)
-    return gradient / torch.linalg.vector_norm(gradient, dim=-1).amax()
+    (gradient,) = torch.autograd.grad(value.sum(), points)
+    most = torch.linalg.vector_norm(gradient, dim=-1).amax(-1)
+    return gradient / most[..., None, None]
 
 
 def _order_found(F: SelfAttention, radius: float, p: float) -> float:

@@ -25,6 +25,7 @@ from meanfield.experiments.sharpness import climb
 from meanfield.figures.curves import law
 from meanfield.figures.plots import exponents
 from meanfield.lipschitz import local_lipschitz
+from meanfield.measures import stack
 from meanfield.results.fits import fit_laws
 
 # The checkpoints of these tests are written without one.
@@ -501,6 +502,10 @@ def test_the_search_climbs_and_stays_in_the_ball():
     again = local_lipschitz(F, worse, geometry="euclidean")
     assert torch.allclose(constant.value, again.value, rtol=1e-6)
     assert float(constant) > 1.01 * float(local_lipschitz(F, mu, geometry="euclidean"))
+    turned = ParticleMeasure.from_sequence(0.5 * mu.points.flip(0) + 0.1)
+    both = climb(F, stack([mu, turned]), 1.0, steps=20)[1]
+    alone = torch.stack([constant.value, climb(F, turned, 1.0, steps=20)[1].value])
+    assert torch.allclose(both.value, alone, rtol=1e-6)  # each of a batch climbs by itself
 
 
 @pytest.fixture
