@@ -50,7 +50,7 @@ def per_particle(points: Tensor, values: Any, name: str) -> Tensor:
             f"n = {shape[-1]}, got {tuple(tensor.shape)}"
         )
     try:
-        return tensor.expand(torch.broadcast_shapes(tensor.shape, shape))
+        return torch.broadcast_tensors(tensor, points[..., 0])[0]
     except RuntimeError:
         raise ValueError(
             f"{name}: expected a shape that broadcasts to {tuple(shape)}, "

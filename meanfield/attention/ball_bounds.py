@@ -55,7 +55,7 @@ def ball_bound(weights: Weights, epsilon: float | Tensor, *, splitting: bool = T
     eps = torch.as_tensor(epsilon, dtype=points.dtype, device=points.device)
     frames, n = Frames.of(weights), weights.n
     motion, values = frames.motion(eps), frames.values
-    batch = torch.broadcast_shapes(points.shape[:-2], eps.shape)
+    batch = torch.broadcast_tensors(points[..., 0, 0], eps)[0].shape
     own = torch.where(weights.alive, weights.log_weights, 0.0)[..., None, :]
     log_N = values.new_full((*batch, n, n), -math.inf)
     columns = values.new_full((*batch, values.shape[-3], n), -math.inf)

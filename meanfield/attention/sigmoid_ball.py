@@ -38,7 +38,7 @@ def sigmoid_ball_bound(weights: Weights, eps: Tensor) -> BallBounds:
         )
     frames, n = Frames.of(weights), weights.n
     motion = frames.motion(eps)
-    batch = torch.broadcast_shapes(weights.points.shape[:-2], eps.shape)
+    batch = torch.broadcast_tensors(weights.points[..., 0, 0], eps)[0].shape
     change, upper = (weights.points.new_zeros(*batch, n, n) for _ in range(2))
     turning_change, turning, displacement = (torch.zeros_like(change[..., 0]) for _ in range(3))
     halves = (0.5 * weights.log_weights).exp()

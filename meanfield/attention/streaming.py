@@ -66,7 +66,8 @@ def attend(
     shapes = [t.shape[:-2] for t in tensors] + [t.shape[:-1] for t in places]
     batch = shapes[0]
     if any(shape != batch for shape in shapes):
-        batch = torch.broadcast_shapes(*shapes)
+        firsts = [t[..., 0, 0] for t in tensors] + [t[..., 0] for t in places]
+        batch = torch.broadcast_tensors(*firsts)[0].shape
         tensors = [t.expand(*batch, *t.shape[-2:]) for t in tensors]
     scoring = scoring or Scoring(causal=row_positions is not None)
     aligned: tuple[Tensor | None, Tensor | None] = (None, None)

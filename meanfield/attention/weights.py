@@ -178,7 +178,7 @@ class Scoring:
         # Include columns exactly at the reach, whatever the rounding of positions.
         away = self.reach + 4 * torch.finfo(columns.dtype).eps
         last = last if self.causal else last + away
-        shape = torch.broadcast_shapes(first.shape[:-1], columns.shape[:-1])
+        shape = torch.broadcast_tensors(first[..., 0], columns[..., 0])[0].shape
         columns, first, last = (
             t.expand(*shape, t.shape[-1]).contiguous() for t in (columns, first - away, last)
         )

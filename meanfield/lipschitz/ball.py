@@ -76,13 +76,12 @@ def ball_upper(
             f"epsilon: expected a number, or one per measure (shape {tuple(batch)}, or with more "
             f"axes before), got shape {tuple(eps.shape)}"
         )
-    shape = torch.broadcast_shapes((*eps.shape, 1), mu.log_weights.shape)
-    radii = eps[..., None].expand(shape)
+    radii, _ = torch.broadcast_tensors(eps[..., None], mu.log_weights)
     if solver is None:
         found = ball_bounds(F, mu, radii, splitting=splitting)
     else:
         found, _ = Intervals.of(F.stages, mu, solver).within(radii, splitting=splitting)
-    wanted = torch.broadcast_shapes(eps.shape, batch)
+    wanted = radii.shape[:-1]
     try:
         return found.upper.expand(wanted)
     except RuntimeError as error:

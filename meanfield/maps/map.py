@@ -67,7 +67,7 @@ class BallBounds(NamedTuple):
         """
         constant, change, upper, displacement = map(known, (constant, change, upper, displacement))
         upper = upper.minimum(constant + change)
-        shape = torch.broadcast_shapes(upper.shape, displacement.shape[:-1])
+        shape = torch.broadcast_tensors(upper, displacement[..., 0])[0].shape
         return cls(
             constant.expand(shape),
             change.expand(shape),

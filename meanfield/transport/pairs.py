@@ -112,7 +112,8 @@ def as_measures(mu: Measure, nu: Measure, weights: tuple[Any, Any] | None = None
             "and backward()"
         )
     try:
-        batch = torch.broadcast_shapes(mu.batch_shape, nu.batch_shape)
+        firsts = (measure.log_weights[..., 0] for measure in (mu, nu))
+        batch = torch.broadcast_tensors(*firsts)[0].shape
     except RuntimeError:
         raise ValueError(
             f"expected batch shapes that broadcast, got {tuple(mu.batch_shape)} for mu and "
