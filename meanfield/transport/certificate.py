@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from meanfield.errors import CertificateError
-from meanfield.transport.problem import UNIT, Problem, costs_between, row_norms, taken
+from meanfield.transport.problem import UNIT, Problem, costs_between, root, row_norms, taken
 
 _EXACT, _MEASURED = -math.inf, math.inf
 _LEAST = 2.0**-1074  # the least positive number
@@ -163,18 +163,18 @@ def certified(
     rounded = _sum_error(plan.rows.shape[-1]) + 2 * problem.dim + 24
     error = (rounded - 2 * problem.logs.min(-1)) * UNIT  # logarithms are at most 0
     missing, plan_doubt = _misplaced(problem, plan, moved)
-    repair = (missing + plan_doubt) ** (1 / order)
+    repair = root(missing + plan_doubt, order)
     underflow = _lost_to_underflow(plan.log_mass, moved, value)
     upper = powers_added(value * (1 + error), repair, order) * (1 + 4 * UNIT) + underflow
     both = _feasible(problem, potentials, slack)
     f, g = both[..., : problem.n], both[..., problem.n :]
     gained, lost = _dual(problem, both)
-    lower = np.maximum(gained - lost - slack, 0.0) ** (1 / order) * (1 - 4 * UNIT)
+    lower = root(np.maximum(gained - lost - slack, 0.0), order) * (1 - 4 * UNIT)
     if not slack and (gained < 1e20 * _tiny(order)).any():  # it may have underflowed
         lower = np.maximum(lower, _one_sided(problem, f, g, error))
     if is_optimal:
         # A theorem speaks of the plan; the potentials that it comes with must not contradict it.
-        highest = np.maximum(gained + slack, 0.0) ** (1 / order)
+        highest = root(np.maximum(gained + slack, 0.0), order)
         is_known = np.asarray(plan.log_doubt) < _MEASURED
         is_known &= _meet(order, rtol, value, highest, (plan_doubt + lost) / 2)
         certain = np.where(is_known, powers_less(value * (1 - error), repair, order), 0.0)
@@ -192,8 +192,8 @@ def certified(
         g=None if potentials is None else g,
         method=method,
         converged=_meet(order, rtol, upper, lower, plan_doubt + lost),
-        plan_doubt=plan_doubt ** (1 / order),
-        dual_doubt=lost ** (1 / order),
+        plan_doubt=root(plan_doubt, order),
+        dual_doubt=root(lost, order),
         order=order,
     )
 
@@ -231,7 +231,7 @@ def narrower(one: Interval, other: Interval | None, rtol: float) -> Interval:
         whole = answer.plan_doubt**order + answer.dual_doubt**order
         doubt = np.where(answer.converged, np.maximum(doubt, whole), doubt)
     meets = _meet(order, rtol, upper, lower, kept)
-    explained = (doubt - plan.plan_doubt**order) ** (1 / order)
+    explained = root(doubt - plan.plan_doubt**order, order)
     return replace(
         plan,
         value=np.clip(plan.value, lower, upper),
@@ -364,7 +364,7 @@ def power_mean(log_weights: np.ndarray, distances: np.ndarray, order: float) -> 
     scaled out where it has to be.
     """
     total = np.asarray((np.exp(log_weights) * distances**order).sum(-1))
-    found = np.asarray(total ** (1 / order))
+    found = np.asarray(root(total, order))
     small = total < 1e-250
     if not small.any():
         return found
@@ -388,7 +388,7 @@ def powers_added(one: np.ndarray, other: np.ndarray, order: float) -> np.ndarray
         return np.hypot(one, other) if order == 2 else np.add(one, other)
     top, least = np.maximum(one, other), np.minimum(one, other)
     share = np.divide(least, top, out=np.zeros(np.shape(top)), where=np.isfinite(top) & (top > 0))
-    return top * (1 + share**order) ** (1 / order)
+    return top * root(1 + share**order, order)
 
 
 def powers_less(whole: np.ndarray, taken: np.ndarray, order: float) -> np.ndarray:
@@ -399,7 +399,7 @@ def powers_less(whole: np.ndarray, taken: np.ndarray, order: float) -> np.ndarra
     share = np.divide(taken, whole, out=np.ones(np.shape(left)), where=left > 0)
     # A power of a quotient right to u is right to (p + 1) u.
     rest = np.maximum(1 - share**order - 4 * (order + 1) * UNIT, 0)
-    return whole * rest ** (1 / order) * (1 - 8 * UNIT)
+    return whole * root(rest, order) * (1 - 8 * UNIT)
 
 
 def _scaled_mean(logs: np.ndarray, distances: np.ndarray, order: float) -> np.ndarray:
@@ -410,9 +410,9 @@ def _scaled_mean(logs: np.ndarray, distances: np.ndarray, order: float) -> np.nd
         top_log, top_distance = (np.take_along_axis(t, top, -1) for t in (logs, distances))
         roots = np.exp(np.clip((logs - top_log) / order, -690, 690))
         shares = np.where(is_there, roots * (distances / top_distance), 0.0)
-        root = np.exp(top_log / (2 * order))  # its square may underflow where the product does not
-        scaled = root * top_distance * root
-    total = (shares**order).sum(-1) ** (1 / order)
+        half = np.exp(top_log / (2 * order))  # its square may underflow where the product does not
+        scaled = half * top_distance * half
+    total = root((shares**order).sum(-1), order)
     return np.where(is_there.any(-1), scaled[..., 0] * total, 0.0)
 
 
@@ -587,6 +587,6 @@ def _one_sided(problem: Problem, f: np.ndarray, g: np.ndarray, error: np.ndarray
     best = np.zeros(f.shape[:-1])
     for mine, other, logs in ((f, g, problem.logs_a), (g, f, problem.logs_b)):
         fits = (other == 0).all(-1)  # a negative potential may be 0: costs are not negative
-        safe = np.where(mine > _tiny(problem.order), mine, 0.0) ** (1 / problem.order)
+        safe = root(np.where(mine > _tiny(problem.order), mine, 0.0), problem.order)
         best = np.maximum(best, np.where(fits, power_mean(logs, safe, problem.order), 0.0))
     return best * (1 - 2 * error)

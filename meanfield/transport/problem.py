@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from functools import cached_property
+from fractions import Fraction
+from functools import cache, cached_property
 
 import numpy as np
 
@@ -204,6 +205,20 @@ def normalised_logs(logs: np.ndarray) -> np.ndarray:
         if np.abs(total).max() < 0.1:  # known to 1e-17
             break
     return np.where(flat[..., None], -math.log(count), logs) if flat.any() else logs
+
+
+def root(power: np.ndarray, order: float) -> np.ndarray:
+    """t^(1/p) to a few last places: of 1e-240, rounding of 1/p alone moves it by 1e-14."""
+    found = power ** (1 / order)
+    lost = _lost_of_inverse(order)
+    known = (power > 0) & (power < math.inf)
+    return found * (1 + lost * np.log(np.where(known, power, 1.0))) if lost else found
+
+
+@cache
+def _lost_of_inverse(order: float) -> float:
+    """1/p less the number next to it."""
+    return float(1 / Fraction(order) - Fraction(1 / order))
 
 
 def snapped(log_a: np.ndarray, log_b: np.ndarray) -> np.ndarray:

@@ -114,17 +114,42 @@ def no_solver(*arrays: np.ndarray) -> Any:
 def test_parts_whose_masses_are_wrong_are_not_believed(
     monkeypatch: pytest.MonkeyPatch, factor: float
 ) -> None:
-    right = clusters._masses
+    right = clusters._log_masses
 
     def wrong(*args: Any) -> Any:
-        return right(*args) * factor
+        return right(*args) + math.log(factor)
 
-    monkeypatch.setattr(clusters, "_masses", wrong)
+    monkeypatch.setattr(clusters, "_log_masses", wrong)
     x = np.array([[0.0, 0.0], [1.0, 0.0], [50.0, 0.0], [50.0, 1.0]])
     dense = lambda *arrays: solve_dense(Problem.of(*arrays), rtol=1e-9)  # noqa: E731
     problem = Problem.of(x, x + 0.1, np.zeros(4), np.zeros(4))
     with pytest.raises(CertificateError, match="clusters: expected"):
         solve_clusters(problem, dense, snap=True)
+
+
+@pytest.mark.parametrize("n", [2, 3, 50, 500])
+@pytest.mark.parametrize(("order", "log_mass"), [(10, -760.0), (2, -800.0), (3, -740.0)])
+@pytest.mark.parametrize("answered", [False, True])
+def test_a_cluster_whose_mass_underflows_is_not_left_out(
+    n: int, order: float, log_mass: float, answered: bool
+) -> None:
+    """The only atom that moves has a mass of e^−760: its tenth root is an ordinary number.
+
+    With `answered`, ν has an atom of another such mass near to it.
+    """
+    x = np.zeros((n, 2))
+    x[0] = 1.0
+    logs = np.full(n, -math.log(n - 1))
+    logs[0] = log_mass
+    mu, nu = ParticleMeasure(x, log_weights=logs), ParticleMeasure(np.zeros((n, 2)))
+    if answered:
+        less = np.append(log_mass - 1, logs[1:])
+        nu = ParticleMeasure(x, log_weights=less)
+    found = solve_wp(mu, nu, order, strict=False)
+    moved = log_mass + (math.log1p(-math.exp(-1)) if answered else 0.0)
+    truth = math.sqrt(2) * math.exp(moved / order)
+    assert float(found.lower) <= truth * (1 + 1e-12)
+    assert float(found.upper) >= truth * (1 - 1e-12)
 
 
 def test_clusters_of_one_shape_are_solved_together() -> None:

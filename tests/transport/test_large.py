@@ -284,3 +284,15 @@ def test_clusters_of_one_atom_and_of_few_are_seen(k: int, n: int) -> None:
     assert labels is not None
     assert sorted(np.bincount(labels)) == sorted(sizes)
     assert clusters._separated(*rng.normal(size=(2, n, 2))) is None
+
+
+@pytest.mark.parametrize(("seed", "radius"), [(0, 2), (1, 3)])
+def test_points_of_a_lattice_have_columns_at_the_edge_of_cells(seed: int, radius: int) -> None:
+    """In single precision radii of cells left out columns that tie there."""
+    rng = np.random.default_rng(seed)
+    x = rng.integers(-radius, radius + 1, (1300, 2))
+    y = (x + rng.integers(-1, 2, x.shape))[rng.permutation(1300)].astype(float)
+    g = np.round(rng.normal(size=1300), 1)
+    minima = (((x[:, None] - y) ** 2).sum(-1) - g).min(1)
+    assert np.abs(CTransform(x.astype(float), y)(g, 6).minima - minima).max() < 1e-14
+    assert solve_w2(x.astype(float), y).relative_width < 1e-9

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 
+import mpmath
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -59,3 +60,28 @@ def test_uniform_clouds_are_known_at_orders_whose_costs_lie_far_apart() -> None:
     for seed in range(3):
         x, y = np.random.default_rng(seed).normal(size=(2, 30, 2))
         assert float(solve_wp(x, y, 60).relative_width) < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("p", "step", "d"),
+    [
+        (1.1, 1e-200, 2),
+        (1.5, 1e-150, 1),
+        (2.5, 1e-95, 2),
+        (3, 1e-80, 2),
+        (3, 1e-40, 2),
+        (7, 1e-34, 2),
+    ],
+)
+def test_roots_whose_exponent_is_no_float_are_inside(p: float, step: float, d: int) -> None:
+    """1/p is rounded, which moves the root of 1e-240 by fifty last places."""
+    x = np.eye(2, d, -1)
+    y = x.copy()
+    y[0, 0] += step
+    y[1, -1] += step if d == 2 else 0.0
+    found = solve_wp(x, y, p)
+    with mpmath.workdps(60):
+        mass = mpmath.mpf(d) / 2
+        truth = mpmath.mpf(step) * mass ** (1 / mpmath.mpf(p))
+        assert mpmath.mpf(found.lower) <= truth <= mpmath.mpf(found.upper)
+    assert float(found.relative_width) < 1e-12

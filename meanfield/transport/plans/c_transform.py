@@ -204,7 +204,7 @@ class _Columns(NamedTuple):
         within r of c only if h_j(c) − h_j*(c) ≤ 2 r ‖y_j − y_j*‖.
         """
         centres = torch.stack([cell.centre for cell in cells])
-        radii = torch.tensor([cell.radius for cell in cells]).to(centres)[:, None]
+        radii = centres.new_tensor([cell.radius for cell in cells])[:, None]
         at_centre = self.costs(centres)
         lowest, best = at_centre.min(-1, keepdim=True)
         nearest = self.lifted[best[:, 0]]

@@ -9,6 +9,7 @@ solvers know it as well.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
@@ -16,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from meanfield.errors import CertificateError
-from meanfield.transport.certificate import Interval, Part, log_masses, united
+from meanfield.transport.certificate import Interval, Part, united
 from meanfield.transport.problem import UNIT, Problem, row_norms
 
 _NAME = "clusters of "
@@ -47,14 +48,13 @@ def solve_clusters(
     """
     labels = _separated(problem.x, problem.y)
     clusters = None if labels is None else _clusters(problem, labels)
-    masses = None if clusters is None else _masses(problem, clusters, snap)
-    if clusters is None or masses is None:
+    logs = None if clusters is None else _log_masses(problem, clusters, snap)
+    if clusters is None or logs is None:
         return None
     of_shape: dict[tuple[int, int], list[int]] = {}
     for k, (rows, cols) in enumerate(clusters):
-        if len(rows) and len(cols):
-            of_shape.setdefault((len(rows), len(cols)), []).append(k)
-    parts, logs = [], log_masses(masses)
+        of_shape.setdefault((len(rows), len(cols)), []).append(k)
+    parts = []
     for ids in of_shape.values():
         rows, cols = (np.stack(side) for side in zip(*(clusters[k] for k in ids), strict=True))
         arrays = (problem.x[rows], problem.y[cols], problem.log_a[rows], problem.log_b[cols])
@@ -154,21 +154,34 @@ def _clusters(problem: Problem, labels: np.ndarray) -> list[_Cluster] | None:
     return [_Cluster(which[which < n], which[which >= n] - n) for which in members]
 
 
-def _masses(problem: Problem, clusters: list[_Cluster], snap: bool) -> np.ndarray | None:
-    """Masses of the clusters, (k,); None where those of μ and of ν differ by more than rounding.
+def _log_masses(problem: Problem, clusters: list[_Cluster], snap: bool) -> np.ndarray | None:
+    """Logarithms of the masses of the clusters, (k,); None where μ and ν differ in one.
 
-    A weight is known through its logarithm: to a few units in the last place and as many of log a.
+    By more than rounding, that is: a weight is known through its logarithm, to a few units in the
+    last place and as many of log a. A mass of e^−800 counts, which may be far away.
     """
     if np.ptp(problem.log_a) == 0 and np.ptp(problem.log_b) == 0:
         # Counting is exact: 50 of 100 atoms balance 100 of 200.
         mine, theirs = np.array([(len(rows), len(cols)) for rows, cols in clusters]).T
         is_equal = (mine * problem.m == theirs * problem.n).all()
-        return mine / problem.n if is_equal else None
+        return np.log(mine / problem.n) if is_equal else None
     if not snap:
         return None
-    doubt_a = UNIT * problem.a * (8 + 2 * np.abs(problem.logs_a))
-    doubt_b = UNIT * problem.b * (8 + 2 * np.abs(problem.logs_b))
-    held = np.array([problem.a[cluster.rows].sum() for cluster in clusters])
-    asked = np.array([problem.b[cluster.cols].sum() for cluster in clusters])
-    doubt = np.array([doubt_a[t.rows].sum() + doubt_b[t.cols].sum() for t in clusters])
-    return np.minimum(held, asked) if (np.abs(held - asked) <= doubt).all() else None
+    found = []
+    for rows, cols in clusters:
+        if not (len(rows) and len(cols)):
+            return None
+        held, doubt_a = _log_mass(problem.logs_a[rows])
+        asked, doubt_b = _log_mass(problem.logs_b[cols])
+        if not abs(held - asked) <= doubt_a + doubt_b:
+            return None
+        found.append(min(held, asked))
+    return np.array(found)
+
+
+def _log_mass(logs: np.ndarray) -> tuple[float, float]:
+    """log Σ exp(l), and by how much rounding of the logarithms may have moved it."""
+    top = logs.max()
+    shares = np.exp(logs - top)
+    doubt = (shares * (8 + 2 * np.abs(logs))).sum() / shares.sum()
+    return top + math.log(shares.sum()), UNIT * doubt
