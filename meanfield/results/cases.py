@@ -230,11 +230,15 @@ def check_doubles(name: str, values: Sequence[Any]) -> None:
 
 
 def n_in_common(given: Columns, stored: Columns) -> int:
-    """How many cases two tables of parameters begin with, if one begins with the other; else 0."""
+    """How many cases two tables of parameters begin with, if one begins with the other; else 0.
+
+    Also 0 where columns alone do not say: of 0, 1 and NaN whether they are truth values.
+    """
     n = min(len(next(iter(of.values()), ())) for of in (given, stored))
     same = given.keys() == stored.keys() and all(
         (column.dtype == bool) == (stored[name].dtype == bool)
         and np.array_equal(column[:n], stored[name][:n], equal_nan=column.dtype.kind == "f")
+        and not (column.dtype.kind == "f" and _are_flags(column))
         for name, column in given.items()
     )
     return n if same else 0

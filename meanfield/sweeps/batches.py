@@ -189,6 +189,11 @@ def _infer(task: Task, returned: Any) -> Task:
                 "arrays declare variables and dimensions, sweep(Task(fn, [Variable(...)], "
                 "coords=...), ...), or return an xarray.DataArray(values, dims=...)"
             )
+        if str(name).endswith("_converged") and kind != "b":
+            raise TypeError(
+                f"{name}: expected a truth value, which becomes the status of the case, got "
+                f"{value!r:.80}; give it as a bool, or another name"
+            )
         words, units = attrs.get("long_name", str(name).replace("_", " ")), attrs.get("units", "1")
         variables.append(Variable(str(name), words, units, dims, _INFERRED[kind]))
         coords |= {dim: value[dim].values for dim in dims}

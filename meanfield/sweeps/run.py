@@ -170,8 +170,14 @@ def sweep(
         plan = plan.with_labels(Labels.from_plain(stored))
     run = Run(plan.cases, executor, case_timeout)
     first: list[_Piece] = []
+    stopped: KeyboardInterrupt | None = None
     if plan.task.variables is None:
-        plan, first = _probe(plan, run)
+        try:
+            plan = _probe(plan, run, first)
+        except KeyboardInterrupt as interrupt:  # what was waited for is kept
+            if path is None or not first or not first[-1][1].labels.variables:
+                raise
+            plan, stopped = plan.with_labels(first[-1][1].labels), interrupt
     files = None
     if path is not None:
         description = plan.description | ({} if stored else {"provenance": plan.provenance})
@@ -180,6 +186,8 @@ def sweep(
     try:
         for places, batch in first:
             table.keep(places, batch.columns)
+        if stopped is not None:
+            raise stopped
         units = plan.units(table.missing(retry_failed), batch_size, shard or (0, 1))
         n_missing = sum(map(len, units))
         total = max(n_missing, len(plan.cases) // (shard[1] if shard else 1))
@@ -249,14 +257,13 @@ class _Table:
         return self._labels.dataset(self._plan.columns | self._rows, attrs)
 
 
-def _probe(plan: SweepPlan, run: Run) -> tuple[SweepPlan, list[_Piece]]:
-    """Run the first cases until one does not fail; all cases have its variables."""
-    pieces: list[_Piece] = []
+def _probe(plan: SweepPlan, run: Run, pieces: list[_Piece]) -> SweepPlan:
+    """Run the first cases until one does not fail, into `pieces`; all have its variables."""
     for place in range(min(_PROBES, len(plan.cases))):
         run(plan.work(), [[place]], lambda *piece: pieces.append(piece))
         labels = pieces[-1][1].labels
         if labels.variables:
-            return plan.with_labels(labels), pieces
+            return plan.with_labels(labels)
     raise ValueError(
         f"fn: failed at every case that was tried ({len(pieces)}), so that its variables are "
         "unknown; declare them: sweep(Task(fn, [Variable(...)]), ...). The first says: "

@@ -145,6 +145,26 @@ def test_ctrl_c_before_a_job_has_begun_is_no_complete_answer(tmp_path):
     assert re.match("[23] of 4 cases are kept", caught.value.__notes__[0])
 
 
+def interrupted(x):
+    time.sleep(0.2)
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(0.2)
+    return {"y": x}
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_a_first_case_that_ctrl_c_waits_for_is_kept(tmp_path, stored):
+    """No variables are declared, so that the first case runs before the store is opened."""
+
+    store = {"store": tmp_path / "s"} if stored else {}
+    with ThreadPoolExecutor(2) as threads, pytest.raises(KeyboardInterrupt) as caught:
+        sweep(interrupted, {"x": range(4)}, executor=threads, **store)
+    if stored:
+        assert caught.value.__notes__[0].startswith("1 of 4 cases are kept")
+        kept = results.read_dataset(tmp_path / "s")
+        assert kept["status"].values.tolist() == [1, 0, 0, 0] and float(kept["y"][0]) == 0.0
+
+
 @pytest.mark.parametrize(
     ("given", "error", "text"),
     [

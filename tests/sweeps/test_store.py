@@ -82,6 +82,15 @@ def test_truth_values_that_some_cases_lack_join_those_of_a_store(tmp_path):
         run({"a": 1, "flag": "word"})
 
 
+def test_a_number_is_no_truth_value_where_some_cases_lack_it(tmp_path):
+    """As 1.0 and NaN both look alike in a column."""
+
+    task = Task(lambda x, flag=None: {"y": x + 10.0 * (flag is True)}, name="f")
+    for flag, wanted in ((True, 11.0), (1, 1.0), (True, 11.0), (1.0, 1.0)):
+        ds = sweep(task, [{"x": 1, "flag": flag}, {"x": 2}], store=tmp_path / "s")
+        assert ds["y"].values.tolist() == [wanted, 2.0]
+
+
 @pytest.mark.parametrize("batch_size", [1, 4, 100])
 def test_sweep_in_a_store_equals_the_one_in_memory(tmp_path, batch_size):
     memory = sweep(functions.NOISE, GRID, seed=3)

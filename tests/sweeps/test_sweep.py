@@ -54,6 +54,14 @@ def test_one_entry_that_has_not_converged_is_a_case_that_has_not():
     assert sweep(task, {"x": range(3)})["status"].values.tolist() == [1, 2, 1]
 
 
+@pytest.mark.parametrize("flag", [0, 1.0, np.nan, "no"])
+def test_what_says_whether_it_converged_is_a_truth_value(flag):
+    with pytest.raises(ValueError, match="y_converged: expected a truth value.*got"):
+        sweep(lambda x: {"y": 1.0, "y_converged": flag}, {"x": [1]})
+    ds = sweep(lambda x: {"y": 1.0, "y_converged": np.bool_(x > 1)}, {"x": [1, 2]})
+    assert ds["status"].values.tolist() == [2, 1]
+
+
 def test_vectorised_sweep_equals_the_one_case_by_case_even_where_a_case_fails():
     grid = {"x": range(1, 9)}
     xr.testing.assert_equal(sweep(functions.PICKY_BATCHED, grid), sweep(functions.PICKY, grid))
