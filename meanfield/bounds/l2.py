@@ -170,18 +170,20 @@ def l2_theorem_3_2(layer: Any, n: Any, *, value: Any = None) -> float:
 
 
 def tied_norms(par: AttentionParameters) -> tuple[bool, np.ndarray, int]:
-    """Whether queries and keys are tied; ‖G_h‖ = scale ‖Q_h‖², (H,); the rank of G_h at most.
+    """Whether the layer is tied; ‖G_h‖ = scale ‖Q_h‖², (H,); the rank of G_h at most.
 
-    The scores of a tied layer are −(x−y)ᵀG(x−y), G = scale · QᵀQ, whatever its biases.
+    The scores of a tied layer are −(x−y)ᵀG(x−y), G = scale · QᵀQ ≥ 0, whatever its biases: no
+    token scores higher than one at its own place. Under a negative scale all others do.
     """
     queries, keys = as_floats(par.query), as_floats(par.per_head(par.key))
     sizes = np.linalg.norm(queries, 2, axis=(-2, -1))
-    tied = np.array_equal(queries, keys)
+    scale = as_floats(par.scale)
+    tied = np.array_equal(queries, keys) and bool((scale >= 0).all())
     if par.query_bias is None or par.key_bias is None:
         tied &= par.query_bias is par.key_bias
     else:
         tied &= np.array_equal(as_floats(par.query_bias), as_floats(par.per_head(par.key_bias)))
-    return tied, np.abs(as_floats(par.scale)) * sizes**2, min(queries.shape[-2:])
+    return tied, np.abs(scale) * sizes**2, min(queries.shape[-2:])
 
 
 _Heads = list[tuple[np.ndarray, np.ndarray, np.ndarray]]
@@ -223,8 +225,8 @@ def _heads(layer: Any) -> tuple[_Heads, list[np.ndarray]]:
     outputs = None if par.output is None else as_floats(par.output)
     if not tied_norms(par)[0]:
         raise ValueError(
-            "layer: expected tied queries and keys, key = query and key_bias = query_bias; "
-            "untied, it is not Lipschitz on R^d"
+            "layer: expected tied queries and keys, key = query and key_bias = query_bias, and a "
+            "scale ≥ 0; otherwise it is not Lipschitz on R^d"
         )
     room = _outside(par)
     heads, lefts = [], []

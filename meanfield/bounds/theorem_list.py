@@ -72,7 +72,10 @@ _NO_VALUE_BIAS = Ask(
 _EIGEN = Ask("A has no real eigenvalue but 0", lambda q: bool(q.eigenpairs))
 _SEVERAL = Ask("there is one token alone", lambda q: q.tokens >= 2)
 _FEW = Ask("too many tokens for one to matter", is_far_enough)
-_TIED = Ask("queries and keys are not tied", lambda q: tied_norms(q.layer.parameters)[0])
+_TIED = Ask(
+    "queries and keys are not tied, or the scale is negative",
+    lambda q: tied_norms(q.layer.parameters)[0],
+)
 _SIZED = Ask("no bound of the kernel's scores is known", lambda q: q.sizes is not None)
 _DECLARES = Ask("the map declares no bound at an input", lambda q: q.declared is not None)
 _WITNESSED = (_BILINEAR, _FIRST, _ONE_HEAD, _UNBIASED)

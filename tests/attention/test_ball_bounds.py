@@ -169,12 +169,38 @@ def test_queries_that_follow_the_scale_move_as_it_does_whatever_they_are_normali
     points, one = case(5)[1].points, torch.tensor(0.3, dtype=F64)
     d = points.shape[-1]
     eye, found = torch.eye(d, dtype=F64), []
-    for scale in (0.5, 3.0):
+    for scale in (0.5, 3.0, -0.5):
         par = AttentionParameters(eye, eye, eye, scale=scale)
         queries, _ = kernel.motion(At(par, points, None), one)
         found.append([*queries, kernel.feature_sizes(par, 2.0).query_slope])
-    for small, large in zip(*found, strict=True):
+    for small, large, negative in zip(*found, strict=True):
         torch.testing.assert_close(large, 6 * small)
+        torch.testing.assert_close(negative, small)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "rows", "scale", "points", "eps"),
+    [
+        (kernels.qk_norm(), normalizations.sink(0.0), -3.0, [[1.0]], 0.1),
+        (kernels.qk_norm(), normalizations.softmax, -1.0, [[1.0], [0.5]], 0.4),
+        (kernels.cosine(1.0), normalizations.sink(0.0), -1.0, [[1.0]], 0.1),
+        (kernels.cosine(1.0, eps=0.01), normalizations.softmax, -1.0, [[1.0], [-1.0]], 0.95),
+    ],
+)
+@pytest.mark.parametrize("splitting", [True, False])
+def test_the_bounds_hold_under_a_negative_scale(kernel, rows, scale, points, eps, splitting):
+    one = [[1.0]]
+    parameters = AttentionParameters(one, one, one, scale=scale)
+    F = SelfAttention(parameters, kernel=kernel, normalization=rows)
+    mu = ParticleMeasure(points)
+    near = F.ball_bounds(mu, eps, splitting=splitting)
+    shift = torch.linspace(-eps, eps, 41, dtype=F64)
+    moved = ParticleMeasure(mu.points + shift[:, None, None])
+    constant = local_lipschitz(F, moved, strict=False)
+    found = constant.value if splitting else constant.particle
+    assert float(found.max()) <= float(near.upper) * (1 + 1e-9)
+    length = (F(moved).points - F(mu).points).norm(dim=-1).amax(0)
+    assert (length <= near.displacement * (1 + 1e-9)).all()
 
 
 @pytest.mark.parametrize("name", ["dot product", *KERNELS])

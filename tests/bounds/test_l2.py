@@ -122,6 +122,12 @@ def test_a_layer_without_a_constant_is_refused():
     untied = AttentionParameters(eye, 2 * eye, eye)
     with pytest.raises(ValueError, match="tied queries and keys"):
         bounds.l2_attention_2(untied, 2)
+    repelled = AttentionParameters(eye, eye, eye, scale=-1.0)  # a token sees itself least
+    with pytest.raises(ValueError, match="a scale ≥ 0"):
+        bounds.l2_attention_2(repelled, 2)
+    table = bounds.table(SelfAttention(repelled, kernel=kernels.l2), 3.0, n=3)
+    for row in ("L2", "L2, n tokens"):
+        assert table.row(row).value is None and "negative" in table.row(row).reason
     biased = AttentionParameters(eye, eye, eye, query_bias=[1.0, 0.0])
     with pytest.raises(ValueError, match="tied queries and keys"):
         bounds.l2_attention_inf(biased, 2)

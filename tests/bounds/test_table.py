@@ -370,7 +370,7 @@ def test_rows_of_other_scores_have_the_numbers_of_the_formulas():
     expected = bounds.l2_attention_2(tied, 7)
     assert bounds.table(F, 1.2, 7).row("L2, n tokens").value == pytest.approx(expected, rel=1e-12)
     untied = bounds.table(SelfAttention(AttentionParameters.random(2), kernel=l2), 1.0, 3)
-    assert untied.row("L2").reason == "queries and keys are not tied"
+    assert "not tied" in untied.row("L2").reason
     free = AttentionParameters([[1.0, 0.0]], [[1.0, 0.0]], [[0.0, 1.0]])
     assert (
         "do not" in bounds.table(SelfAttention(free, kernel=l2), 1.0, 3).row("L2, n tokens").reason

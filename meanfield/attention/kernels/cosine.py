@@ -140,7 +140,7 @@ class NormalisedFeatures(FeatureTransform):
     def _moved(self, vectors: Tensor, before: Motion, scale: Tensor | float, gain: Any) -> Motion:
         """The motion of g ∘ z/σ(z), z the vectors over their scale."""
         z = vectors / scale
-        unit = scale[..., 0] if isinstance(scale, Tensor) else scale
+        unit = scale[..., 0].abs() if isinstance(scale, Tensor) else scale
         root = math.sqrt(z.shape[-1]) if self.rms else 1.0
         largest = torch.as_tensor(gain, dtype=z.dtype, device=z.device).abs()
         largest = largest.amax((-2, -1))[..., None] if largest.ndim > 1 else largest.max()
