@@ -344,13 +344,13 @@ def is_single(value: Any) -> bool:
 
 
 def as_path(value: Any, name: str = "path") -> Path:
-    """The path that a text or an `os.PathLike` names.
+    """The path that a text or an `os.PathLike` names; "~" is the user's own folder.
 
     Raises:
         TypeError: anything else.
     """
     try:
-        return Path(value)
+        return Path(value).expanduser()
     except TypeError:
         raise TypeError(f"{name}: expected a path, got {describe(value)}") from None
 

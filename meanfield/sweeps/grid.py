@@ -56,8 +56,10 @@ def cases_of(grid: Grid) -> list[Case]:
             )
         cases = [{str(n): _plain(str(n), v) for n, v in case.items()} for case in grid]
         _refuse_twins(cases)
-    if not cases or not cases[0]:
-        raise ValueError("grid: expected at least one case with at least one parameter, got none")
+    if not cases or not all(cases):
+        raise ValueError(
+            "grid: expected at least one case, and in each at least one parameter, got none"
+        )
     return cases
 
 

@@ -308,7 +308,10 @@ def joined_names(answers: Sequence[Interval]) -> str:
 
 def in_unit(answer: Interval, exponent: np.ndarray) -> Interval:
     """The answer with distances times 2^exponent; ends rounded outward where that underflows."""
-    low, value, high = (np.ldexp(t, exponent) for t in (answer.lower, answer.value, answer.upper))
+    ends = (answer.lower, answer.value, answer.upper)
+    with np.errstate(over="ignore"):
+        low, value, high = (np.ldexp(t, exponent) for t in ends)
+    low = np.minimum(low, np.finfo(float).max)  # a distance beyond it is finite all the same
     if (low < 1e-290).any():
         low = np.where((low > 0) & (low < 1e-290), np.nextafter(low, 0.0), low)
         high = np.where((answer.upper > 0) & (high < 1e-290), np.nextafter(high, 1.0), high)

@@ -52,7 +52,13 @@ def entries_of(plan: Any, n: int, m: int) -> Entries:
     if isinstance(plan, tuple) and len(plan) in (2, 3):
         rows, cols, *masses = (_array(t, "plan") for t in plan)
         if not masses:
-            return _checked(rows, cols, None, n, m)
+            found = _checked(rows, cols, None, n, m)
+            if len(np.unique(found.rows)) < len(found.rows):
+                raise ValueError(
+                    "plan: expected each row once where no masses are given, since an entry then "
+                    "moves all of its row; give masses as well"
+                )
+            return found
         return _massive(rows, cols, masses[0], n, m)
     array = _array(plan, "plan")
     if array.ndim == 1 and array.dtype.kind in "iu":
@@ -102,7 +108,8 @@ def _array(value: Any, name: str) -> np.ndarray:
         array = np.asarray(None)
     if array.dtype.kind not in "iuf":
         expected = _SAID if name == "plan" else "an array of numbers"
-        raise TypeError(f"{name}: expected {expected}, got {describe(value)}")
+        got = f"{array.dtype} of shape {array.shape}" if array.dtype.kind in "bc" else ""
+        raise TypeError(f"{name}: expected {expected}, got {got or describe(value)}")
     return array
 
 

@@ -80,7 +80,7 @@ def _content(given: Problem, answer: Interval) -> bytes:
     content = {
         "p": order, "e": unit, "s": shift, "x": x, "y": y, "a": a, "b": b,
         "rows": answer.rows.tolist(), "cols": answer.cols.tolist(),
-        "mass": _masses(answer, problem, a),
+        "mass": _masses(answer, problem, a, b),
         "f": [_scaled(t, shift - order * unit) for t in f],
         "g": [_scaled(t, shift - order * unit) for t in g],
         "lower": _scaled(lower, shift - unit), "upper": _scaled(upper, shift - unit),
@@ -117,11 +117,19 @@ def _weights(logs: np.ndarray) -> list[int]:
     return [known[t] for t in logs.tolist()]
 
 
-def _masses(answer: Interval, problem: Problem, a: list[int]) -> list[int]:
+def _masses(answer: Interval, problem: Problem, a: list[int], b: list[int]) -> list[int]:
     """The plan in the unit of a; an entry that moves all of an atom moves just that."""
-    whole, total = problem.logs_a[answer.rows] == answer.log_mass, sum(a)
-    entries = zip(answer.rows.tolist(), answer.log_mass.tolist(), whole.tolist(), strict=True)
-    return [a[i] if all_of_it else _exp(Decimal(log), total) for i, log, all_of_it in entries]
+    (total, of_b), logs_a, logs_b = (sum(a), sum(b)), problem.logs_a, problem.logs_b
+    masses = []
+    entries = (answer.rows.tolist(), answer.cols.tolist(), answer.log_mass.tolist())
+    for i, j, log in zip(*entries, strict=True):
+        if log == logs_a[i]:
+            masses.append(a[i])
+        elif log == logs_b[j]:
+            masses.append(b[j] * total // of_b)
+        else:
+            masses.append(_exp(Decimal(log), total))
+    return masses
 
 
 def _exp(exponent: Decimal, unit: int) -> int:

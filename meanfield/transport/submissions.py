@@ -114,15 +114,26 @@ def _beyond(distance: float, known: float) -> float:
 
 def _problem(path: Path, held: dict[str, Any]) -> KnownProblem:
     """Of the test set, or of the file's points, whose distance is solved where they are few."""
-    if not held.keys() & {"x", "y"}:
+    own = held.keys() & {"x", "y"}
+    if stray := [name for name in (("problem",) if own else ("a", "b", "p")) if name in held]:
+        raise ValueError(
+            f"{', '.join(stray)}: expected either the points x and y, with a, b and p, or the "
+            "name of a problem of the test set, which has weights and an order of its own"
+        )
+    if not own:
         name = str(held["problem"]) if "problem" in held else path.name.partition(".")[0]
         return known_problem(name)
     for name in ("x", "y"):
         if held.get(name, np.zeros(0)).ndim != 2 or not len(held[name]):
-            raise ValueError(f"{name}: expected points of shape (n, d) beside those of the other")
+            raise ValueError(
+                f"{name}: expected points of shape (n, d), n ≥ 1, beside those of the other"
+            )
     x, y = held["x"], held["y"]
     a, b = (held.get(w, np.full(len(t), 1 / len(t))) for w, t in (("a", x), ("b", y)))
-    order = as_order(held.get("p", np.array(2)).item())
+    order = held.get("p", np.array(2))
+    if order.size != 1:
+        raise ValueError(f"p: expected one number, got an array of shape {order.shape}")
+    order = as_order(order.item())
     ends = math.nan, math.nan
     if len(x) * len(y) <= _SOLVED:
         found = solve_wp((x, a), (y, b), order, strict=False)
@@ -135,7 +146,8 @@ def _read(path: Path) -> dict[str, Any]:
     from scipy.sparse import load_npz
 
     if not path.is_file():
-        raise FileNotFoundError(f"{path}: there is no such file")
+        what = "it is no file" if path.exists() else "there is no such file"
+        raise FileNotFoundError(f"{path}: {what}")
     if path.suffix not in SUFFIXES:
         raise ValueError(f"expected a file that ends in {' or '.join(SUFFIXES)}")
     try:

@@ -82,6 +82,12 @@ def test_truth_values_that_some_cases_lack_join_those_of_a_store(tmp_path):
         run({"a": 1, "flag": "word"})
 
 
+def test_the_users_own_folder_is_meant_by_its_sign(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    sweep(functions.square, {"x": [1]}, store="~/s")
+    assert status(tmp_path / "s").n_ok == 1
+
+
 def test_a_number_is_no_truth_value_where_some_cases_lack_it(tmp_path):
     """As 1.0 and NaN both look alike in a column."""
 

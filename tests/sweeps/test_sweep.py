@@ -163,6 +163,7 @@ def test_vectorised_function_is_given_the_seeds_of_its_cases():
             "'seed'; beside these it may take seeds",
         ),
         ((functions.square, {"x": []}), ValueError, "at least one case"),
+        ((functions.square, [{"x": 1}, {}]), ValueError, "at least one parameter"),
         *(
             ((functions.square, {"x": values}), TypeError, "expected a sequence of values")
             for values in ("abc", b"abc", {1, 2}, {1: 2}, 1, np.array(1))

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from meanfield.errors import CertificateError, ConvergenceError
-from meanfield.transport import TransportResult, certificate
+from meanfield.transport import TransportResult, certificate, solve_w2
 from meanfield.transport import problem as problems
 from meanfield.transport.certificate import (
     SparsePlan,
@@ -282,3 +282,8 @@ def test_parts_keep_what_rounding_left_open(order: int) -> None:
     is_open = parts[1]._replace(answer=replace(one, converged=~one.converged))
     for mixed in ([parts[0], is_open], [is_open, parts[0]]):
         assert not united(mixed, (10, 10), order).converged
+
+
+def test_a_distance_beyond_the_number_range_has_a_finite_lower_end() -> None:
+    found = solve_w2([[-1.7e308]], [[1.7e308]], strict=False)
+    assert float(found.lower) == np.finfo(float).max and float(found.upper) == np.inf

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from meanfield.measures import ParticleMeasure
-from meanfield.transport import certify, entropic, sinkhorn_plan, w2
+from meanfield.transport import certify, entropic, sinkhorn_divergence, sinkhorn_plan, w2
 
 RNG = np.random.default_rng(0)
 X, Y = RNG.normal(size=(30, 2)), 1.3 * RNG.normal(size=(20, 2)) + 0.5
@@ -115,3 +115,21 @@ def test_what_memory_does_not_hold_is_refused(monkeypatch: pytest.MonkeyPatch) -
     for bad in ({"blur": 0.0}, {"steps": 0}):
         with pytest.raises(ValueError, match=next(iter(bad))):
             sinkhorn_plan(X[:3], Y[:3], **bad)
+
+
+@pytest.mark.parametrize("blur", [1e-7, 1e-9, 1e-20])
+def test_mass_that_rounding_puts_elsewhere_is_misplaced(blur: float) -> None:
+    x, y = np.array([[0.0, 0.0], [1.0, 0.0]]), np.array([[0.0, 1.0], [3.0, 0.0]])
+    found = sinkhorn_plan(x, y, blur=blur, steps=50)
+    off = sum(np.abs(found.plan.sum(axis) - 0.5).sum() / 2 for axis in (0, 1))
+    assert float(found.misplaced) == pytest.approx(off, rel=1e-12, abs=1e-15)
+    assert blur > 1e-8 or off > 0.4
+
+
+@pytest.mark.parametrize("call", [sinkhorn_plan, sinkhorn_divergence])
+@pytest.mark.parametrize(("size", "blur"), [(1.0, 1e-200), (1e-160, 1e-161), (1e200, 1e198)])
+def test_lengths_whose_squares_leave_the_number_range_are_refused(call, size, blur) -> None:
+    with pytest.raises(ValueError, match="blur: expected lengths whose squares torch.float64"):
+        call(size * X, size * Y, blur=blur)
+    with pytest.raises(ValueError, match="torch.float32 holds"):
+        sinkhorn_divergence(X.astype(np.float32), Y.astype(np.float32), blur=1e-25)

@@ -263,3 +263,11 @@ def test_the_centre_through_which_a_file_sends_the_rest_is_not_on_the_grid(tmp_p
     nu = measure(np.array([[2.0], [2.0]]), np.log([0.0966, 0.9034]))
     found = certify(mu, nu, potentials=([1.0, 0.0], [0.0, 0.0]), p=1)
     assert checker.check(str(found.save(tmp_path / "it.proof")))[2] == float(found.upper)
+
+
+def test_an_entry_that_moves_all_of_a_column_moves_just_that(tmp_path) -> None:
+    """A last place of its mass, sent through the centre, costs 2^9 times what the interval has."""
+    x = [[0.0029296875, -0.0029296875]]
+    y = [[2000.0009765625, 2000.0029296875], [-0.001953125, 0.0029296875]]
+    path = solve_wp(np.array(x), (np.array(y), np.array([0.75, 0.25])[::-1]), 10)
+    checker.check(str(path.save(tmp_path / "w10.proof")))

@@ -170,6 +170,24 @@ REFUSED = {
     "another size": (f"{NAME}.npz", {"plan": range(59)}, "expected 60 columns"),
     "half of the entries": (f"{NAME}.npz", {"rows": [0]}, "rows and cols .* got rows"),
     "points of one cloud": ("m.npz", {"x": [[0.0]], "plan": [0]}, "y: expected points of shape"),
+    "an order of its own": (f"{NAME}.npz", {"plan": range(60), "p": 1}, "p: expected either"),
+    "weights of its own": (f"{NAME}.npz", {"plan": range(60), "a": [1.0]}, "a: expected either"),
+    "points and a name": (
+        f"{NAME}.npz",
+        {"x": [[0.0]], "y": [[0.0]], "plan": [0], "problem": NAME},
+        "problem: expected either",
+    ),
+    "two orders": (
+        "m.npz",
+        {"x": [[0.0]], "y": [[0.0]], "plan": [0], "p": [1, 2]},
+        r"p: expected one number, got an array of shape \(2,\)",
+    ),
+    "a row twice": (
+        f"{NAME}.npz",
+        {"rows": [*range(60), 0], "cols": [*range(60), 1]},
+        "each row once where no masses",
+    ),
+    "truth values": (f"{NAME}.npz", {"plan": np.eye(60) > 0}, r"got bool of shape \(60, 60\)"),
     "an object": (f"{NAME}.npz", {"plan": np.array([None])}, "damaged or another one"),
 }
 
@@ -183,6 +201,12 @@ def test_what_is_no_answer_is_refused_by_the_name_of_its_file(kind, tmp_path):
         np.save(tmp_path / name, arrays["plan"])
     with pytest.raises(ValueError, match=f"{name}: .*{words}"):
         grade(tmp_path / name)
+
+
+def test_a_folder_is_no_file(tmp_path):
+    (tmp_path / f"{NAME}.npy").mkdir()
+    with pytest.raises(FileNotFoundError, match="it is no file"):
+        grade(tmp_path / f"{NAME}.npy")
 
 
 def test_no_damaged_file_gets_a_wrong_grade(tmp_path, right):
