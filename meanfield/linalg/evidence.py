@@ -314,31 +314,32 @@ def of_the_map(
         matrices: what was multiplied in its place.
         rtol: what is wrong by less, relative to the norm, does no harm.
         strict: refuse other matrices.
-        beside: norms of which only the larger of each and its norm here counts; what is wrong by
-            less than their rounding does no harm either.
+        beside: norms of which only the larger of each and its norm here counts, to which rtol is
+            relative then.
 
     Raises:
         ConvergenceError: they are others, and `strict`.
     """
     value = found.value.detach()
-    room = ROUNDINGS * linear_map.columns**0.5 * torch.finfo(value.dtype).eps
+    room = max(rtol, ROUNDINGS * linear_map.columns**0.5 * torch.finfo(value.dtype).eps)
+    most = room * value.maximum(torch.as_tensor(beside, dtype=value.dtype, device=value.device))
     x = _probe(linear_map.in_shape, value.dtype, value.device)
     x = x.expand(*linear_map.batch_shape, *linear_map.in_shape)
 
     def off_by(x: Tensor) -> Tensor:
         return (linear_map.matvec(x) - matrices.matvec(x)).abs().flatten(value.ndim).amax(-1)
 
-    if bool((off_by(x) <= max(rtol, room) * value + room * beside).all()):
+    if bool((off_by(x) <= most).all()):
         return found
     # Again in the middle of the number range, in case a product left it.
     scale = _power_towards_one(value)
     off = off_by(scale.reshape(*scale.shape, *(1 for _ in x.shape[scale.ndim :])) * x)
     off = torch.where(off == 0, 0.0, off / (scale * value)).nan_to_num(math.inf, math.inf)
-    agree = (off <= max(rtol, room)) | (off * value <= room * beside)
+    agree = (off <= room) | (off * value <= most)
     if strict and not bool(agree.all()):
         raise ConvergenceError(
             "norm of a linear map: its matrices (to_dense) and its products (matvec) disagree by "
-            f"{float(off.max()):.2e} of the norm, above {max(rtol, room):.2e}; correct either, "
+            f"{float(off.max()):.2e} of the norm, above {room:.2e}; correct either, "
             "take solver=Lanczos(), which needs products alone, or pass strict=False for the "
             "flagged estimate"
         )

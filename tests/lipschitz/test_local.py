@@ -208,6 +208,23 @@ def test_a_splitting_component_that_is_rounding_does_no_harm():
         assert bool(bounds.local_upper(F, mu).isfinite().all())
 
 
+@pytest.mark.parametrize("seed", range(12))
+def test_products_that_cancel_far_from_the_origin_are_not_refused(seed):
+    """Under a sink all of the attention goes to one atom: 0, as a difference of numbers of 1e4."""
+    F = SelfAttention(
+        AttentionParameters.random(4, n_heads=2, generator=seed, std=1.0),
+        normalization=normalizations.sink(0.0),
+    )
+    generator = torch.Generator().manual_seed(seed)
+    far = 100 * torch.randn(4, dtype=F64, generator=generator)
+    mu = ParticleMeasure(far + torch.randn(2, 4, dtype=F64, generator=generator))
+    found = local_lipschitz(F, mu)
+    dense = torch.autograd.functional.jacobian(lambda x: F(mu.replace(x)).points, mu.points)
+    truth = torch.linalg.matrix_norm(dense.reshape(8, 8), 2)
+    assert float(found.particle) == pytest.approx(float(truth), rel=1e-6)
+    assert float(found.upper) >= float(truth) * (1 - 1e-9)
+
+
 def test_autocast_changes_no_number():
     """What is said is about the numbers that come in, in their own precision."""
     F = SelfAttention(AttentionParameters.random(4, dtype=torch.float32))
