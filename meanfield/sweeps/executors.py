@@ -32,6 +32,7 @@ from meanfield.sweeps.plan import Unit, Work
 from meanfield.sweeps.workers import DiedError, Processes, check_sent
 
 _log = logging.getLogger("meanfield")
+_PATIENCE = 60.0  # seconds without an end of a job, after which a cluster is asked for workers
 _WINDOW = 2  # jobs submitted per worker of a foreign executor: enough to keep it busy
 _JOBS_PER_WORKER = 4  # of the units left: the last jobs are small, so that workers end together
 # A batch ends after a quarter of the time that the sweep has run, so that an early kill loses
@@ -76,8 +77,12 @@ class Run:
                 while jobs.units and len(jobs.running) < n_jobs:
                     seconds = _SHARE * (time.monotonic() - self._start)
                     jobs.submit(executor, min(_LONGEST, max(_FIRST, seconds)))
-                for future in wait(jobs.running, return_when=FIRST_COMPLETED).done:
+                ended = wait(jobs.running, _PATIENCE, FIRST_COMPLETED).done
+                for future in ended:
                     jobs.finish(future)
+                if not ended and _is_client(self._executor) and not self._executor.nthreads():
+                    # Of an adaptive cluster they may come; those whose nannies gave up do not.
+                    _log.warning("sweep: waits for dask, which has no worker left; Ctrl-C ends it")
         except KeyboardInterrupt:
             self._stop.set()
             if jobs.running:

@@ -22,7 +22,7 @@ import xarray as xr
 
 from meanfield import results
 from meanfield.results import Variable
-from meanfield.sweeps import Task, status, sweep, workers
+from meanfield.sweeps import Task, executors, status, sweep, workers
 from meanfield.sweeps.grid import case_seed
 from tests.sweeps import sweep_functions as functions
 
@@ -179,6 +179,29 @@ def test_a_first_case_that_ctrl_c_waits_for_is_kept(tmp_path, stored):
 def test_what_is_no_executor_and_a_limit_that_none_enforces_are_refused(given, error, text):
     with pytest.raises(error, match=text):
         sweep(functions.square, {"x": [1]}, **given)
+
+
+class Deserted:
+    """A client of dask whose workers have all died, as far as it says."""
+
+    __module__ = "distributed.client"
+
+    def nthreads(self):
+        return {}
+
+    def get_executor(self, pure):
+        return ThreadPoolExecutor(1)
+
+
+def test_a_cluster_without_workers_is_said_to_have_none(monkeypatch, caplog):
+    monkeypatch.setattr(executors, "_PATIENCE", 0.05)
+    task = Task(lambda x: time.sleep(0.3) or {"y": x}, [Variable("y", "y")], name="slow")
+    assert sweep(task, {"x": [1]}, executor=Deserted())["y"].values.tolist() == [1.0]
+    assert "has no worker left" in caplog.text
+    caplog.clear()
+    with ThreadPoolExecutor(1) as threads:
+        sweep(task, {"x": [1]}, executor=threads)
+    assert "worker" not in caplog.text
 
 
 class CommClosedError(Exception):
