@@ -299,7 +299,7 @@ def of_the_map(
     matrices: LinearMap,
     rtol: float,
     strict: bool,
-    beside: Tensor | float = 0.0,
+    beside: Tensor | None = None,
 ) -> NormEstimate:
     """The estimate, flagged and without an upper end where the matrices are not those of the map.
 
@@ -322,7 +322,7 @@ def of_the_map(
     """
     value = found.value.detach()
     room = max(rtol, ROUNDINGS * linear_map.columns**0.5 * torch.finfo(value.dtype).eps)
-    most = room * value.maximum(torch.as_tensor(beside, dtype=value.dtype, device=value.device))
+    most = room * (value if beside is None else value.maximum(beside))
     x = _probe(linear_map.in_shape, value.dtype, value.device)
     x = x.expand(*linear_map.batch_shape, *linear_map.in_shape)
 

@@ -87,7 +87,7 @@ def largest_block_norm(
     upper_rtol: float = UPPER_RTOL,
     solver: NormSolver | None = None,
     strict: bool = True,
-    beside: Tensor | float = 0.0,
+    beside: Tensor | None = None,
 ) -> tuple[NormEstimate, Tensor]:
     """Norm of a block-diagonal map whose blocks are the last batch axis, and the block it is in.
 
