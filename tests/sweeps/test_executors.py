@@ -160,6 +160,8 @@ def test_a_first_case_that_ctrl_c_waits_for_is_kept(tmp_path, stored):
     with ThreadPoolExecutor(2) as threads, pytest.raises(KeyboardInterrupt) as caught:
         sweep(interrupted, {"x": range(4)}, executor=threads, **store)
     if stored:
+        with ThreadPoolExecutor(1) as threads, pytest.raises(KeyboardInterrupt):
+            sweep(interrupted, {"x": [1]}, executor=threads, store=tmp_path / "all")
         assert caught.value.__notes__[0].startswith("1 of 4 cases are kept")
         kept = results.read_dataset(tmp_path / "s")
         assert kept["status"].values.tolist() == [1, 0, 0, 0] and float(kept["y"][0]) == 0.0
@@ -182,12 +184,15 @@ def test_what_is_no_executor_and_a_limit_that_none_enforces_are_refused(given, e
 
 
 class Deserted:
-    """A client of dask whose workers have all died, as far as it says."""
+    """A client of dask whose workers have all died, as far as it says, but for some."""
 
     __module__ = "distributed.client"
 
+    def __init__(self, **left):
+        self.left = left
+
     def nthreads(self):
-        return {}
+        return self.left
 
     def get_executor(self, pure):
         return ThreadPoolExecutor(1)
@@ -200,7 +205,8 @@ def test_a_cluster_without_workers_is_said_to_have_none(monkeypatch, caplog):
     assert "has no worker left" in caplog.text
     caplog.clear()
     with ThreadPoolExecutor(1) as threads:
-        sweep(task, {"x": [1]}, executor=threads)
+        for executor in (threads, Deserted(one=1)):
+            sweep(task, {"x": [1]}, executor=executor)
     assert "worker" not in caplog.text
 
 

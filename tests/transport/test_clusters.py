@@ -110,14 +110,14 @@ def no_solver(*arrays: np.ndarray) -> Any:
     raise AssertionError("there are no clusters to solve")
 
 
-@pytest.mark.parametrize("factor", [1.1, 0.5])
+@pytest.mark.parametrize("factors", [1.1, 0.5, np.array([1.1, 1.0]), np.array([0.9, 1.1])])
 def test_parts_whose_masses_are_wrong_are_not_believed(
-    monkeypatch: pytest.MonkeyPatch, factor: float
+    monkeypatch: pytest.MonkeyPatch, factors: Any
 ) -> None:
     right = clusters._log_masses
 
     def wrong(*args: Any) -> Any:
-        return right(*args) + math.log(factor)
+        return right(*args) + np.log(factors)
 
     monkeypatch.setattr(clusters, "_log_masses", wrong)
     x = np.array([[0.0, 0.0], [1.0, 0.0], [50.0, 0.0], [50.0, 1.0]])
@@ -150,6 +150,26 @@ def test_a_cluster_whose_mass_underflows_is_not_left_out(
     truth = math.sqrt(2) * math.exp(moved / order)
     assert float(found.lower) <= truth * (1 + 1e-12)
     assert float(found.upper) >= truth * (1 - 1e-12)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_masses_that_agree_but_for_rounding_of_the_weights_are_equal(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    labels = np.repeat(np.arange(4), 25)
+    x, y = 1e-6 * rng.normal(size=(2, 100, 2)) + np.array([0.0, 7.0, 19.0, 30.0])[labels, None]
+    a, b = rng.dirichlet(np.ones(100), size=2)
+    for k in range(4):
+        b[labels == k] *= a[labels == k].sum() / b[labels == k].sum()
+    found = solve_w2((x, a), (y, b))
+    assert str(found.method).startswith("clusters of")
+    inside = [
+        a[labels == k].sum()
+        * float(solve_w2(*((t[labels == k], w[labels == k] / w[labels == k].sum())
+                           for t, w in ((x, a), (y, b))))) ** 2
+        for k in range(4)
+    ]  # fmt: skip
+    assert float(found.value) == pytest.approx(math.sqrt(sum(inside)), rel=1e-11)
+    assert found.relative_width < 1e-9
 
 
 def test_clusters_of_one_shape_are_solved_together() -> None:
