@@ -11,6 +11,7 @@ import difflib
 import functools
 import math
 import numbers
+import os
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -350,7 +351,7 @@ def as_path(value: Any, name: str = "path") -> Path:
         TypeError: anything else.
     """
     try:
-        return Path(value).expanduser()
+        return Path(os.path.expanduser(value))  # that of `Path` refuses "~x" of no user
     except TypeError:
         raise TypeError(f"{name}: expected a path, got {describe(value)}") from None
 

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
+from meanfield.checks import as_path
 from meanfield.errors import NoCases
 from meanfield.figures.plots import figures_of
 from meanfield.figures.saving import render
@@ -110,7 +111,7 @@ def write_report(
         >>> write_report(ds, Path(mkdtemp()) / "report.html", title="Two cases").name
         'report.html'
     """
-    path = Path(path)
+    path = as_path(path)
     if path.suffix not in (".html", ".htm"):
         raise ValueError(f"path: expected a name that ends in .html, got {path.name!r}")
     as_dataset(ds)

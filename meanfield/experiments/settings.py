@@ -6,10 +6,9 @@ import os
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import Field, field, fields, replace
-from pathlib import Path
 from typing import Any
 
-from meanfield.checks import choice
+from meanfield.checks import as_path, choice
 
 _SAME: Any = object()
 
@@ -95,7 +94,7 @@ def read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
         FileNotFoundError: there is no such file.
         ValueError: it is no TOML; the message names the line.
     """
-    path = Path(path)
+    path = as_path(path)
     if not path.is_file():
         raise FileNotFoundError(f"configuration: no file at {path}")
     try:

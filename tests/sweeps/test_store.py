@@ -86,6 +86,9 @@ def test_the_users_own_folder_is_meant_by_its_sign(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     sweep(functions.square, {"x": [1]}, store="~/s")
     assert status(tmp_path / "s").n_ok == 1
+    monkeypatch.chdir(tmp_path)
+    sweep(functions.square, {"x": [1]}, store="~nobody of this name")
+    assert status(tmp_path / "~nobody of this name").n_ok == 1
 
 
 def test_a_number_is_no_truth_value_where_some_cases_lack_it(tmp_path):
