@@ -96,10 +96,9 @@ def sinkhorn_plan(
     f, g = _iterated(costs, log_a, log_b, epsilon, steps)
     log_mass = (f[..., None] + g[..., None, :] - costs) / epsilon
     log_mass += log_a[..., None] + log_b[..., None, :]
-    mass = log_mass.exp()
-    misplaced = (mass.sum(-1) - log_a.exp()).abs().sum(-1) / 2
-    misplaced += (mass.sum(-2) - log_b.exp()).abs().sum(-1) / 2
-    value = (log_a.exp() * f).sum(-1) + (log_b.exp() * g).sum(-1)
+    mass, a, b = (logs.exp() for logs in (log_mass, log_a, log_b))
+    misplaced = ((mass.sum(-1) - a).abs().sum(-1) + (mass.sum(-2) - b).abs().sum(-1)) / 2
+    value = (a * f).sum(-1) + (b * g).sum(-1)
 
     def given(t: Tensor) -> Any:
         t = t.to(mu.dtype) if t.is_floating_point() else t
