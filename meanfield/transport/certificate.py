@@ -543,6 +543,7 @@ def _misplaced(
     Rows, then columns, that hold too much are scaled down, and what is missing is sent through
     the centre z: ‖x − y‖^p ≤ P(x) + P(y) with P = 2^{p−1} ‖· − z‖^p. Mass taken off a column
     that holds too much leaves its row short; P(xᵢ) ≤ 4^{p−1} (C_ij + ‖y_j − z‖^p) pays for it.
+    No pair costs more than the diameter does, and so no atom: of large orders that is far less.
     """
     order, doubt = problem.order, np.asarray(plan.log_doubt)
     if (doubt == _EXACT).all():
@@ -559,9 +560,11 @@ def _misplaced(
     held, spent, entries = (t.reshape(problem.weights.shape) for t in (held, spent, entries))
     centre = (problem.a[..., None] * problem.x).sum(-2, keepdims=True)
     away = row_norms(np.concatenate([problem.x - centre, problem.y - centre], -2))
-    growth = 4.0 ** (order - 1)
-    mean = np.minimum(spent / np.maximum(held, _NO_MASS), farthest[..., None])
-    price = (growth * away**order + (growth - 1) * mean) * (1 + 1e-9)
+    most = farthest[..., None]
+    mean = np.minimum(spent / np.maximum(held, _NO_MASS), most)
+    with np.errstate(over="ignore", invalid="ignore"):  # ∞ · 0, of orders above 500
+        growth = np.exp2(2.0 * order - 2)
+        price = np.fmin(growth * away**order + (growth - 1) * mean, most) * (1 + 1e-9)
     missing = (np.abs(problem.weights - held) * price).sum(-1)
     rounding = ((_doubts(problem) + 2 * entries * UNIT * held) * price).sum(-1)
     return np.where(measured, missing, 0.0), np.where(measured, rounding, stated)

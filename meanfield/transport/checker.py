@@ -1,8 +1,8 @@
 """Prove lower ≤ W_p(μ, ν) ≤ upper from a file of `TransportResult.save`: python checker.py FILE.
 
 Potentials with fᵢ + g_j ≤ ‖xᵢ − y_j‖^p, lowered where they fail, give W_p^p ≥ ⟨a, f⟩ + ⟨b, g⟩. A
-plan scaled down to its marginals, the rest sent through a centre z at 2^{p−1}‖· − z‖^p, costs that
-or more. Integers of at most 2¹⁶ bits: points in units 2^e, ends 2^{e−s}, f and g 2^{pe−s}.
+plan scaled down to its marginals, the rest at 2^{p−1}‖· − z‖^p, z a centre, or the largest cost,
+costs no less. Integers of at most 2¹⁶ bits: points in units 2^e, ends 2^{e−s}, f and g 2^{pe−s}.
 """
 
 import hashlib
@@ -40,17 +40,17 @@ def check(path: str) -> tuple[int, Fraction, Fraction]:
         for j, other in enumerate(y):
             lighter, k = (f, i) if a[i] < b[j] else (g, j)
             lighter[k] -= max(f[i] + g[j] - cost(point, other), 0)
-    gained = sum(map(int.__mul__, a + b, f + g))
+    gained, far = sum(map(int.__mul__, a + b, f + g)), max(cost(u, v, 1) for u in x for v in y)
     for index, full in ((rows, a), (cols, b)):
         held = [0] * len(full)
         for k, t in zip(index, mass, strict=True):
             held[k] += t
         mass = [t * full[k] // max(full[k], held[k], 1) for k, t in zip(index, mass, strict=True)]
-    centre = [sum(map(int.__mul__, a, line)) // sum(a) for line in zip(*x, strict=True)]
+    mid = [sum(map(int.__mul__, a, line)) // sum(a) for line in zip(*x, strict=True)]
     paid = sum(t * cost(x[i], y[j], 1) for i, j, t in zip(rows, cols, mass, strict=True))
     for i, j, t in zip(rows, cols, mass, strict=True):
         a[i], b[j] = a[i] - t, b[j] - t
-    paid += sum(t * cost(z, centre, 1) << p - 1 for z, t in zip(x + y, a + b, strict=True))
+    paid += sum(t * min(cost(z, mid, 1) << p - 1, far) for z, t in zip(x + y, a + b, strict=True))
     if lower**p * one > max(gained, 0) << p * s or upper**p * one < paid << p * s or not one:
         raise ValueError("plan and potentials do not prove the interval of the file")
     return p, lower * Fraction(2) ** (e - s), upper * Fraction(2) ** (e - s)

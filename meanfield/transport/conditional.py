@@ -145,13 +145,15 @@ def solved_by_condition(
     price = math.inf if penalty is None else number(penalty, "penalty", least=0, finite=False)
     settings = replace(settings, device=pair.device)
     if price < math.inf:
-        return finished(pair, _solve_penalised(pair, s, t, price, settings), settings)
-    tolerance = MASS_TOLERANCE[measures.mu.dtype]
-    answers = [
-        _solve_case(Problem(*case), u, v, settings, tolerance)[None]
-        for *case, u, v in zip(*pair.flat, s, t, strict=True)
-    ]
-    return finished(pair, gathered(answers) if answers else None, settings)
+        answer = _solve_penalised(pair, s, t, price, settings)
+    else:
+        tolerance = MASS_TOLERANCE[measures.mu.dtype]
+        answers = [
+            _solve_case(Problem(*case), u, v, settings, tolerance)[None]
+            for *case, u, v in zip(*pair.flat, s, t, strict=True)
+        ]
+        answer = gathered(answers) if answers else None
+    return finished(pair, answer, settings, conditional=True)
 
 
 def _solve_penalised(

@@ -133,7 +133,8 @@ class Coupling(NoNumber, Hinted):
         """Displacement interpolation μ_t = Σ_k π_k δ_{(1−t) x_{i_k} + t y_{j_k}}.
 
         At an optimal coupling this is a constant-speed geodesic, W₂(μ_s, μ_t) = |t − s| W₂(μ, ν)
-        [CAP24, Lemma A.8].
+        (Santambrogio, Optimal Transport for Applied Mathematicians, Theorem 5.27; [CAP24] Lemma
+        A.8 says that there are such).
 
         Args:
             t: time in [0, 1].

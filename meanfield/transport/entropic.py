@@ -41,8 +41,8 @@ def sinkhorn_divergence(
 
     It tends to W₂² (not W₂, and twice GeomLoss's number) as blur → 0 and scaling → 1, and is
     smooth in points and weights. It is no bound: the annealing ends before the marginals agree,
-    which `scaling` decides and no blur mends. Below W₂² at small blurs, in time that grows as
-    1/(1 − scaling), by up to
+    and how far before depends on `scaling` alone, not on the blur. At small blurs it is below W₂²,
+    in time that grows as 1/(1 − scaling), by up to
 
     ==============================  =============  =====  =====
     `scaling`                       0.9 (default)  0.97   0.99

@@ -39,8 +39,10 @@ def w2(
 
     Returns:
         The distance (not its square), shape of the batch; NumPy for NumPy. Its gradient is taken
-        as 0 where it is 0. Its second derivative in the points is that at the plan found, which
-        stays optimal nearby where it is the only one; in the weights it is refused.
+        as 0 where it is 0, and is one of several where plans or potentials are not unique, as
+        those of two uniform measures of n atoms: in the weights W₂ has a kink there. Its second
+        derivative in the points is that at the plan found, which stays optimal nearby where it is
+        the only one; in the weights it is refused.
 
     Raises:
         ConvergenceError: when `rtol` is not met; `solve_w2` gives the interval instead.
@@ -88,7 +90,8 @@ def wp(
         rtol: as for `solve_wp`.
 
     Returns:
-        The distance in the unit of the points, shape of the batch; NumPy for NumPy.
+        The distance in the unit of the points, shape of the batch; NumPy for NumPy. The gradient
+        is one of several where plans or potentials are not unique, see `w2`.
 
     Raises:
         ConvergenceError: when `rtol` is not met; `solve_wp` gives the interval instead.
@@ -117,7 +120,8 @@ def conditional_w2(
 
     With a penalty λ the conditions may change at the price λ ‖s − t‖². Differentiable in points,
     and in log-weights: without a penalty along changes that keep both first marginals equal
-    (others lead to +∞). Arguments and errors as for `solve_conditional_w2`.
+    (others lead to +∞); one of several gradients where plans are not unique, see `w2`. Arguments
+    and errors as for `solve_conditional_w2`.
     """
     settings = Settings(rtol=rtol)
     given = conditioned_pair(mu, nu, conditions)

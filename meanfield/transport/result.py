@@ -65,6 +65,7 @@ class TransportResult(Answer, noun="distance", title="Wasserstein distance"):
             that; where clouds are collapsed it may be most of W₂ itself.
         found: the pair and its answer in double precision, of which coupling, potentials and
             what `save` writes are made when they are asked for.
+        conditional: whether it is a conditional distance.
     """
 
     value: Any = labelled("Wasserstein distance", units="length")
@@ -78,6 +79,7 @@ class TransportResult(Answer, noun="distance", title="Wasserstein distance"):
     rounding: Any = labelled(
         "width that rounding leaves open", units="length", beside=True, shown=False, default=None
     )
+    conditional: bool = False
 
     @cached_property
     def coupling(self) -> Coupling | None:
@@ -132,8 +134,9 @@ class TransportResult(Answer, noun="distance", title="Wasserstein distance"):
             The path.
 
         Raises:
-            ValueError: another suffix; a batch; an answer without plan or potentials, or of an
-                order that is no whole number below 100; integers of more digits than Python reads.
+            ValueError: another suffix; a batch; a conditional distance; an answer without plan or
+                potentials, or of an order that is no whole number below 100; integers of more
+                digits than Python reads.
             FileExistsError: something that this library has not written is there.
             CertificateError: plan and potentials do not prove the interval.
 
@@ -154,11 +157,20 @@ class TransportResult(Answer, noun="distance", title="Wasserstein distance"):
             raise ValueError(f"path: expected a name that ends in .proof, got {path.name!r}")
         if self.order not in range(1, 100):
             raise ValueError(f"save: expected a whole order below 100, got {self.order:g}")
-        if self.value.ndim or self.coupling is None or self.potentials is None:
+        if self.conditional:
             raise ValueError(
-                "save: expected the answer for one pair of measures with a plan and potentials, "
-                f"got one by {self.method!r} without; solve each pair by itself, or use "
-                "method='simplex'"
+                "save: expected a distance without conditions, which a proof cannot state, got a "
+                "conditional one; solve the atoms of each condition by themselves"
+            )
+        if self.value.ndim:
+            raise ValueError(
+                "save: expected the answer for one pair of measures, got a batch of shape "
+                f"{tuple(self.value.shape)}; solve each pair by itself"
+            )
+        if self.coupling is None or self.potentials is None:
+            raise ValueError(
+                "save: expected an answer with a plan and potentials, got one by "
+                f"{self.method!r} without; use method='simplex'"
             )
         assert self.found is not None  # there is a coupling
         pair, answer = self.found
@@ -203,12 +215,18 @@ def gathered(parts: Sequence[Interval]) -> Interval:
 
 
 def assemble(
-    pair: Pair, answer: Interval | None, *, order: float = 2, seconds: float
+    pair: Pair,
+    answer: Interval | None,
+    *,
+    order: float = 2,
+    seconds: float,
+    conditional: bool = False,
 ) -> TransportResult:
     """Arrays of the caller's kind and batch shape, from a batch in the caller's unit."""
     if answer is None:
         none, yes = _given(pair, np.zeros(0)), _given(pair, np.ones(0, bool))
-        return TransportResult(none, none, none, "empty batch", yes, seconds, order)
+        known: Any = {"order": order, "conditional": conditional}
+        return TransportResult(none, none, none, "empty batch", yes, seconds, **known)
     lower, upper = (_given(pair, t, k) for t, k in ((answer.lower, -1), (answer.upper, 1)))
     value = _given(pair, answer.value)
     if pair.is_single:  # rounded, it may have left the interval
@@ -223,6 +241,7 @@ def assemble(
         order=order,
         found=(pair, answer),
         rounding=_given(pair, answer.rounding, 1),
+        conditional=conditional,
     )
 
 
@@ -243,9 +262,12 @@ def warn_of_rounding(result: TransportResult) -> None:
     if not bool(wide.any()):
         return
     low, high, _ = _widest(result)
+    solver = "solve_w2" if result.order == 2 else "solve_wp"
+    solver = "solve_conditional_w2" if result.conditional else solver
     warnings.warn(
         f"W{result.order:g} lies in [{low:.4g}, {high:.4g}]: so much is left open by rounding, "
-        "as the distance is small beside the clouds; solve_w2 gives the interval",
+        f"as its power of order {result.order:g} is small beside that of the clouds' diameter; "
+        f"{solver} gives the interval",
         stacklevel=4,
     )
 

@@ -145,10 +145,10 @@ def solve_wp(
 ) -> TransportResult:
     """W_p(μ, ν) = min (Σ π_ij ‖xᵢ − y_j‖^p)^(1/p) over couplings π, with a certified interval.
 
-    By quantiles on the line; by nearest neighbours where both measures have the same weights in
-    the same order and no atom moves past another; cluster by cluster where they are collapsed; by
-    POT's network simplex on the dense matrix of costs otherwise, O(n m) memory. Of order 2 it is
-    `solve_w2`, which knows more.
+    By quantiles on the line, unless large orders leave them few digits; by nearest neighbours
+    where both measures have the same weights in the same order and no atom moves past another;
+    cluster by cluster where they are collapsed; by POT's network simplex on the dense matrix of
+    costs otherwise, O(n m) memory. Of order 2 it is `solve_w2`, which knows more.
 
     Args:
         mu: μ, as for `solve_w2`.
@@ -192,10 +192,13 @@ def solved(pair: Pair, settings: Settings) -> TransportResult:
     return finished(pair, answer, settings)
 
 
-def finished(pair: Pair, answer: Interval | None, settings: Settings) -> TransportResult:
+def finished(
+    pair: Pair, answer: Interval | None, settings: Settings, *, conditional: bool = False
+) -> TransportResult:
     """The answer as the caller's kind of arrays, refused under `strict` if it is open."""
     seconds = time.perf_counter() - settings.start
-    result = assemble(pair, answer, order=settings.order, seconds=seconds)
+    known: Any = {"order": settings.order, "seconds": seconds, "conditional": conditional}
+    result = assemble(pair, answer, **known)
     return refuse_unconverged(result, settings.rtol) if settings.strict else result
 
 

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from scipy.spatial.distance import cdist
 
 from meanfield.transport import solve_wp, wp
+from meanfield.transport.certificate import SparsePlan, certified, in_unit
+from meanfield.transport.problem import Problem
 from tests.transport.transport_oracles import exact_optimum
 
 seeds = st.integers(0, 2**31)
@@ -60,6 +62,46 @@ def test_uniform_clouds_are_known_at_orders_whose_costs_lie_far_apart() -> None:
     for seed in range(3):
         x, y = np.random.default_rng(seed).normal(size=(2, 30, 2))
         assert float(solve_wp(x, y, 60).relative_width) < 1e-12
+
+
+@pytest.mark.parametrize(("p", "width"), [(8, 1e-12), (20, 1e-8), (40, 1e-4), (60, 0.2)])
+def test_large_orders_of_weighted_atoms_keep_the_digits_that_their_weights_have(p, width) -> None:
+    x, y, a, b = [-1.0, 1.0], [-0.875, 0.25], [0.875, 0.125], [0.75, 0.25]
+    found = solve_wp((np.array(x)[:, None], np.array(a)), (np.array(y)[:, None], np.array(b)), p)
+    # By quantiles; that the weights are known to a unit in their last place costs 2^p of it.
+    entries = ((0, 0, 0.75), (0, 1, 0.125), (1, 1, 0.125))
+    power = sum(Fraction(m) * abs(Fraction(x[i]) - Fraction(y[j])) ** p for i, j, m in entries)
+    with mpmath.workdps(40):
+        truth = (mpmath.mpf(power.numerator) / power.denominator) ** (mpmath.mpf(1) / p)
+        assert mpmath.mpf(found.lower) <= truth <= mpmath.mpf(found.upper)
+    assert float(found.relative_width) < width
+
+
+@pytest.mark.parametrize("p", [300, 600, 3000])
+def test_orders_whose_powers_leave_the_number_range_have_an_interval(p: int) -> None:
+    x, y, a, b = clouds(1, 5, 6, 2)
+    found = solve_wp((x, a), (y, b), p, strict=False)
+    most = cdist(x, y).max()
+    # No plan moves all atoms by less than the nearest of the farthest.
+    assert 0 <= found.lower <= found.upper <= 2 * most
+    assert found.upper >= cdist(x, y).min(1).max() * a.min() ** (1 / p)
+
+
+@given(seeds, st.sampled_from((1, 2, 3, 8, 20)), st.floats(0, 1), st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_a_plan_that_misses_its_marginals_has_its_repair_in_the_upper_end(seed, p, kept, far):
+    """Some of the right entries are left out, or all: what is missing may have farthest to go."""
+    x, y, a, b = clouds(seed, 3, 4, 1)
+    x, y = (0 * x, 0 * y + 1) if far else (x, y)
+    costs = [[Fraction(c) for c in row] for row in (cdist(x, y) ** p).tolist()]
+    truth = float(exact_optimum(costs, np.log(a), np.log(b))) ** (1 / p)
+    problem = Problem.of(x, y, np.log(a), np.log(b), order=p)
+    rows, cols = (t.ravel() for t in np.indices((3, 4)))
+    those = np.random.default_rng(seed).random(12) < kept
+    logs = (problem.logs_a[rows] + problem.logs_b[cols])[those]
+    plan = SparsePlan(rows[those], cols[those], logs)
+    found = in_unit(certified(problem, plan, None, method="m", rtol=1e-9), problem.exponent)
+    assert float(found.upper) >= truth * (1 - 1e-12)
 
 
 @pytest.mark.parametrize(

@@ -216,15 +216,16 @@ def test_what_cannot_be_saved_is_refused(tmp_path) -> None:
     with pytest.raises(ValueError, match=r"\.proof"):
         BEST.save(tmp_path / "w2.json")
     batch = solve_w2(np.stack([X, X]), np.stack([Y, Y]))
-    with pytest.raises(ValueError, match="one pair"):
+    with pytest.raises(ValueError, match="one pair.*batch of shape"):
         batch.save(tmp_path / "w2.proof")
-    s = torch.zeros(30, dtype=torch.float64)
-    far = (
-        ParticleMeasure(torch.as_tensor(X), positions=s),
-        ParticleMeasure(torch.as_tensor(Y), positions=s + 1),
-    )
-    with pytest.raises(ValueError, match="one pair"):
-        solve_conditional_w2(*far).save(tmp_path / "w2.proof")
+    s = torch.arange(30, dtype=torch.float64) % 2
+    first, second = (ParticleMeasure(torch.as_tensor(t), positions=s) for t in (X, Y))
+    for penalty in (None, 1.0):
+        with pytest.raises(ValueError, match="without conditions"):
+            solve_conditional_w2(first, second, penalty=penalty).save(tmp_path / "w2.proof")
+    huge = solve_w2([[0.0], [1.0]], [[3e200], [1e200]])
+    with pytest.raises(ValueError, match="a plan and potentials"):
+        huge.save(tmp_path / "w2.proof")
     weights = np.array([0.0, -20_000.0])
     light = solve_w2(measure(X[:2], weights), Y[:2])
     with pytest.raises(ValueError, match="log-weights within 10000"):
@@ -263,6 +264,14 @@ def test_the_centre_through_which_a_file_sends_the_rest_is_not_on_the_grid(tmp_p
     nu = measure(np.array([[2.0], [2.0]]), np.log([0.0966, 0.9034]))
     found = certify(mu, nu, potentials=([1.0, 0.0], [0.0, 0.0]), p=1)
     assert checker.check(str(found.save(tmp_path / "it.proof")))[2] == float(found.upper)
+
+
+@pytest.mark.parametrize("p", [20, 40])
+def test_weighted_answers_of_large_orders_prove_their_interval(tmp_path, p: int) -> None:
+    rng = np.random.default_rng(3)
+    x, y = rng.normal(size=(5, 1)), rng.normal(size=(7, 1))
+    a, b = rng.dirichlet(np.ones(5)), rng.dirichlet(np.ones(7))
+    checker.check(str(solve_wp((x, a), (y, b), p).save(tmp_path / "wp.proof")))
 
 
 def test_an_entry_that_moves_all_of_a_column_moves_just_that(tmp_path) -> None:

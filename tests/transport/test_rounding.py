@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from meanfield.measures import ParticleMeasure
-from meanfield.transport import solve_w2, w2
+from meanfield.transport import conditional_w2, solve_w2, w2, wp
 from meanfield.transport.certificate import (
     Part,
     SparsePlan,
@@ -258,6 +258,11 @@ def test_who_asks_for_the_value_alone_is_told_that_rounding_leaves_it_open() -> 
     pair = (np.stack([x, x]), np.stack([a, a])), (np.stack([x, x + 1]), np.stack([b, b]))
     with pytest.warns(UserWarning, match="W2 lies in"):  # one is open, the other is not
         w2(*pair)
+    with pytest.warns(UserWarning, match="of order 60 is small .*; solve_wp gives"):
+        wp(([[-1.0], [1.0]], [0.875, 0.125]), ([[-0.875], [0.25]], [0.75, 0.25]), 60)
+    given = (ParticleMeasure(x, w, positions=[0.0] * 3) for w in (a, b))
+    with pytest.warns(UserWarning, match="solve_conditional_w2 gives"):
+        conditional_w2(*given)
     assert solve_w2(x, x + 1).rounding < 1e-9
     with warnings.catch_warnings():
         warnings.simplefilter("error")
