@@ -89,13 +89,13 @@ def masked_two_dirac_lower(gamma: Any, radius: Any, *, p: Any = 2.0) -> Any:
 
 @with_hints
 def tokens_lower(norm_A: Any, radius: Any, n: Any) -> Any:
-    """max_z √(2(n−2)) c√(1−z²)/(2 + (n−2)e^{−c(1+z)}): what n tokens reach, plain or masked.
+    """max_z √(2(n−2)) c√(1−z²)/(2 + (n−2)e^{−c(1+z)}): what n tokens reach.
 
     A = −(c/R²)I, n − 2 tokens stand at −Re₁ and see two at R(z, ±√(1−z²)), which are the first
     under a mask and move along e₁ in opposite senses. For c ≫ ln n it is c√(n/2)(1 + o(1)), the
-    upper end (`tokens`): √n hides the factor c. For few tokens ½c√(n−1)√((1+√(1−s²))/2) is
-    larger, s = ln(n−1)/c ≤ 1: A/‖A‖ turns by 90°, and n − 1 tokens at x, |x| = R, pay half of
-    their attention to one token y with ⟨Ax, y − x⟩ = ln(n−1).
+    upper end (`tokens`): √n hides the factor c. For few tokens, and for many up to n = e^{2c},
+    ½√((n−1)(1 + c² + ln(n−1))) is larger, without a mask: A/‖A‖ is a rotation, and n − 1 tokens
+    at x, |x| = R, pay half of their attention to one at −x, ⟨Ax, −2x⟩ = ln(n−1).
 
     Args:
         norm_A: spectral norm ‖A‖.
@@ -105,7 +105,7 @@ def tokens_lower(norm_A: Any, radius: Any, n: Any) -> Any:
     Returns:
         The larger of the two; 0 where there are no such tokens.
 
-    Source: this package. Proved, for V = I and d ≥ 2.
+    Source: this package. Proved, for V = I and d ≥ 2; of masked attention the first alone.
 
     Example:
         >>> tokens_lower(9.0, 1.0, 50)
@@ -114,9 +114,9 @@ def tokens_lower(norm_A: Any, radius: Any, n: Any) -> Any:
     check_together(norm_A=norm_A, radius=radius, n=n)
     c, n = exponent(norm_A, radius)[0], counts(n)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        s = np.log(n - 1) / c
-        far = np.sqrt((1 + np.sqrt(1 - s * s)) / 2)
-        one = np.where((n > 1) & (s <= 1), c / 2 * np.sqrt(n - 1) * far, 0.0)
+        logs = np.log(n - 1)
+        far = np.sqrt((n - 1) * (1 + c * c + logs)) / 2
+        one = np.where((n > 1) & (logs <= 2 * c), far, 0.0)
 
         def two(height: np.ndarray) -> np.ndarray:
             across, seen = np.sqrt(height * (2 - height)), np.exp(-c * height)

@@ -64,7 +64,8 @@ def mean_field(
         shift: |scale · Kᵀ b_Q|, what a query bias adds to Ax.
         skip: s of a residual map s·x + Γ(x): then Λ(‖V‖D, ‖V‖M, s + ‖V‖‖A‖R²).
         sink: logit β of a key of value 0 in the softmax, −∞ for none: then the smaller of
-            e^{(c−β)/2}M and D/√(1+e^β) stands for D. The exponent is halved, and gone at β ≥ c.
+            e^{(c−β)/2}M and D/√(1+e^β) stands for D, and for M where it is smaller than M. The
+            exponent is halved, and gone at β ≥ c.
 
     Source: this package. Proved; that two Diracs maximise the kernel's norm is computer-assisted
     (interval arithmetic over three variables, in the tests).
@@ -101,7 +102,8 @@ def one_sided(norm_A: Any, norm_V: Any, radius: Any, *, shift: Any = 0.0) -> Any
     """‖V‖(½(D(c) + √(1+c²)) + ‖A‖R²): distances along the flow x′ = Γ_{μ_t}(x) grow as e^{ωt}.
 
     This is ω, for all measures on a ball B_R that the flow does not leave, without a constraint:
-    about half of the Lipschitz constant (`mean_field`), and sharp as c → ∞, D(c) and c as there.
+    half of the Lipschitz constant (`mean_field`) as c → ∞, where it is sharp, and all of it at
+    c = 0; D(c) and c as there.
     `meanfield.lipschitz.one_sided` is that at a measure, which may be negative.
 
     Args:
@@ -174,8 +176,9 @@ def tokens(
     """‖V‖Λ(min(√C, D(c)), M, ‖A‖R²) ≥ ‖Df(X)‖, for n uniform tokens in B_R; Λ of `mean_field`.
 
     C = n max_a (a min(a,q)(1+2(1−a)c)² + (1−a) min(1−a,q)(1−2ac)²) over 0 ≤ a ≤ 1, with
-    q = 1/(1+(n−1)e^{−2c}), what one token can get of attention. It grows as c√(n/2), which is
-    sharp (`tokens_lower`), up to about n = e^{2c}, then levels off. Masked it is the least of
+    q = 1/(1+(n−1)e^{−2c}), what one token can get of attention. It grows as c√(n/2) up to about
+    n = e^{2c}, then levels off; that is sharp for n ≪ e^c, and within √2 of `tokens_lower` up to
+    n = e^{2c}, both as c → ∞. Masked it is the least of
     three numbers: with q = 1 and without D(c); with the sum over i ≤ n of those maxima for i
     tokens, and ‖A‖R² added; and `masked_mean_field`.
 

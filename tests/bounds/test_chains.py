@@ -233,6 +233,21 @@ def test_the_far_token_reaches_its_row():
     assert bounds.tokens_lower(9.0, 1.0, 2) <= row.value <= 1.1 * bounds.tokens_lower(9.0, 1.0, 2)
 
 
+@pytest.mark.parametrize(("c", "n"), [(0.5, 2), (1.0, 5), (3.0, 3), (3.0, 221), (4.0, 1000)])
+def test_one_light_token_reaches_what_few_and_many_tokens_have_from_below(c, n):
+    lower, logs = bounds.tokens_lower(c, 1.0, n), math.log(n - 1)
+    assert lower == pytest.approx(math.sqrt((n - 1) * (1 + c * c + logs)) / 2, rel=1e-12)
+    cos = -logs / (2 * c)  # of the angle by which A turns
+    turn = np.array([[cos, -math.sqrt(1 - cos**2)], [math.sqrt(1 - cos**2), cos]])
+    F = SelfAttention(AttentionParameters.from_bilinear(c * turn, np.eye(2)))
+    mu = ParticleMeasure([[-1.0, 0.0], *[[1.0, 0.0]] * (n - 1)])
+    f = torch.zeros(n, 2, dtype=F64)
+    f[0] = torch.as_tensor(turn[:, 0])
+    moved = torch.func.jvp(lambda x: F(mu.replace(x)).points, (mu.points,), (f,))[1]
+    assert float(moved[1:].norm()) == pytest.approx(lower, rel=1e-12)
+    assert lower < bounds.tokens(c, 1.0, 1.0, n)
+
+
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(("c", "n"), [(3.0, 50), (9.0, 10), (9.0, 50), (30.0, 300)])
 def test_three_clusters_reach_what_n_tokens_have_from_below(c, n, causal):
