@@ -146,7 +146,7 @@ def stretched(figure):
 
 # %%
 # The worst that any prompt of norm at most R can be: what is proved, what is found, and eight
-# words of equal weight, for which tokens and measures have one constant.
+# words of equal weight, one opposite to seven, where tokens and measures have one constant.
 def worst_in_the_ball(figure):
     ax = figure.subplots()
     G = SelfAttention(AttentionParameters.from_bilinear([[-1.0]], [[1.0]]))
@@ -164,7 +164,12 @@ def worst_in_the_ball(figure):
         ax.semilogy(radius**2, values, mark, color=OTHER)
     ax.text(5.9, 12000, "no prompt is worse:\nproved", ha="right", color="tab:red")
     ax.text(5.2, 130, "two words of\nunequal weight: found", color=BEFORE)
-    ax.text(2.9, 3.9, "eight words of equal weight:\nline measures, crosses tokens", color=OTHER)
+    ax.text(
+        2.9,
+        3.9,
+        "seven words and one opposite, of equal\nweight: line measures, crosses tokens",
+        color=OTHER,
+    )
     ax.set(xlabel="$R^2$, square of the largest norm", ylabel="how far it is stretched")
 
 

@@ -8,9 +8,10 @@ For how many tokens, and in how large a ball, is which bound the smallest?
     python examples/35_regimes.py [--quick] [--out DIR]
 
 Over (n, R): the largest Euclidean constant found on n tokens in B_R (adversarial sequences of both
-branches and random clouds, V = I) beside [CAP24] Theorem 3.3 (general), Proposition 3.4 (lower),
-Theorem 3.5 (mean field, no n), the √n of Theorem 3.7 (large radius), and the one bound of this
-package that covers all of it, whose regimes change at n = e^{2c}, c = ‖A‖R².
+branches, three clusters and random clouds, at several sizes up to R, V = I) beside [CAP24] Theorem
+3.3 (general), Proposition 3.4 (lower), Theorem 3.5 (mean field, no n), the √n of Theorem 3.7
+(large radius), and the one bound of this package that covers all of it, whose regimes change at
+n = e^{2c}, c = ‖A‖R².
 """
 
 # %%
@@ -38,6 +39,16 @@ from meanfield.results import Variable
 from meanfield.sweeps import Task
 
 EIGENVALUES = (-1.0, 0.5)  # of the diagonal A
+HEIGHTS = (-0.6, -0.3, 0.0, 0.3)  # of the two tokens of three clusters
+SHARES = (1.0, 0.85, 0.7, 0.55, 0.4, 0.25)  # of R
+
+
+# %%
+# Many tokens at −R e₁ that see two others, symmetric about the axis e₁ of the eigenvalue −1.
+def three_clusters(n_tokens, radius, height):
+    across = math.sqrt(1 - height**2)
+    places = [[-1.0, 0.0]] * (n_tokens - 2) + [[height, across], [height, -across]]
+    return radius * torch.tensor(places, dtype=torch.float64)
 
 
 # %%
@@ -52,6 +63,9 @@ def worst_found(n_tokens, radius, *, clouds, generator):
             built.append(sampling.adversarial(A, radius, n_tokens, branch=branch).points)
         except ValueError:
             continue
+    if n_tokens > 2:
+        built += [three_clusters(n_tokens, radius, height) for height in HEIGHTS]
+    built = [share * points for share in SHARES for points in built]  # a smaller ball is inside
     shape = {"radius": radius, "batch_shape": (clouds,), "generator": generator}
     random = [sampling.ball(n_tokens, d, **shape), sampling.sphere(n_tokens, d, **shape)]
     points = torch.cat([torch.stack(built), *random]) if built else torch.cat(random)
@@ -78,7 +92,7 @@ PARAMETERS = (
 )
 VARIABLES = (
     *LocalLipschitz.columns("worst", words="largest Euclidean constant found"),
-    Variable("adversarial", "the same over the adversarial sequences only"),
+    Variable("adversarial", "the same over sequences that are built to be bad"),
     Variable("general_bound", "upper bound, Theorem 3.3"),
     Variable("general_lower", "lower bound of the supremum, Proposition 3.4"),
     Variable("theorem_3_5", "upper bound, Theorem 3.5"),

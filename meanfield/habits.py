@@ -90,7 +90,7 @@ _MEMBERS = (
     ("cpu cuda float double half", "to", ".to(device, dtype)"),
     ("copy clone", "n_particles", "a measure never changes: it needs no copy"),
     ("with_weights reweight", "n_particles", "ParticleMeasure(mu.points, weights)"),
-    ("save", "n_particles", "torch.save(mu, path)"),
+    ("save", "n_particles", "torch.save(mu, path), torch.load(path, weights_only=False)"),
     ("A V Q K W query key value", "parameters", ".parameters has the matrices"),
     ("cpu cuda float double half to", "parameters", "SelfAttention(F.parameters.to(dtype))"),
     ("state_dict eval train", "parameters", "a map has no modes; .parameters has the matrices"),
@@ -102,7 +102,11 @@ _MEMBERS = (
     ("num_heads nhead heads H", "n_heads", ".n_heads"),
     ("embed_dim d_model hidden_size d in_dim", "n_heads", ".dim"),
     ("jacobian jac J", "field", "linearize(F, mu).atoms, and its .to_dense()"),
-    ("attention_matrix attention attn weights scores", "field", ".plan(mu).weights"),
+    (
+        "attention_matrix attention attn weights scores",
+        "field",
+        "made in blocks, see .weights(mu).log_p; of a Sinkhorn layer .plan(mu).weights",
+    ),
     ("gamma Gamma", "field", ".field(mu)"),
     ("forward", "field", "call it: F(mu)"),
     (

@@ -210,7 +210,7 @@ class ParticleMeasure(NoNumber, Hinted):
     def sample(self, n: int, *, generator: Any = None) -> ParticleMeasure:
         """The empirical measure of n independent draws: n atoms of equal weight.
 
-        Atoms keep their positions. W₂(μ, μⁿ) falls as n^{-1/2} for n beyond the number of atoms.
+        Atoms keep their positions. W₂(μ, μⁿ)² falls as n^{-1/2} for n beyond the number of atoms.
 
         Args:
             n: how many draws, of each measure of a batch.

@@ -61,8 +61,9 @@ secant_ratio(F, mu, mu.replace(mu.points + step))
 # -------------------------------
 # A program holds n tokens :math:`X=(x_1,\ldots,x_n)` and a map :math:`X\mapsto f(X)` of
 # :math:`\mathbb R^{n\times d}`; its constant is Euclidean. :cite:p:`CAP24` Lemma 3.2 says that
-# nothing is lost in passing to measures: on n tokens of equal weight both constants agree. So do
-# the ratios along small steps, since the identity is then the optimal coupling.
+# among measures of n atoms of equal weight it is the constant in :math:`W_2`, too. So are the
+# ratios along small steps, since the identity is then the optimal coupling. Among all measures an
+# atom may split besides: the constant is the larger of this number and the splitting component.
 tokens = [[1.0], [-1.0], [0.5]]
 both = compare_lemma_3_2(F, tokens)
 print(f"Euclidean {float(both.euclidean):.6f}, Wasserstein {float(both.wasserstein):.6f}")

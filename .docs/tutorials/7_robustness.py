@@ -72,14 +72,15 @@ with figures.style():
     ax = plt.subplots()[1]
     ax.loglog(epsilons, certified, label="certified for the ball")
     ax.axhline(constant, color="C1", ls="--", label="constant at the centre")
-    a_priori = bounds.table(F, radius, 12).row("tokens").value
-    ax.axhline(a_priori, color="0.5", ls=":", label="a priori")
+    a_priori = [bounds.table(F, radius + e).row("mean field").value for e in epsilons]
+    ax.loglog(epsilons, a_priori, color="0.5", ls=":", label="a priori, on a ball that holds it")
     ax.set(xlabel="radius ε: how far each token may move", ylabel="Lipschitz constant")
     ax.legend()
 
 # %%
 # What it does not say
 # --------------------
-# It is a bound of one layer. It grows with ε, in the end beyond the a-priori bound: take the
-# smaller. The proof is in the section "Over a ball round an input" of :doc:`/theory`. Which
-# numbers of this package are certain and which are estimates is on the page :doc:`/evidence`.
+# It is a bound of one layer. It grows with ε, in the end beyond the a-priori bound on the ball of
+# radius R + ε, which the tokens do not leave: take the smaller. The proof is in the section "Over
+# a ball round an input" of :doc:`/theory`. Which numbers of this package are certain and which are
+# estimates is on the page :doc:`/evidence`.

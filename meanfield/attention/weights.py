@@ -292,7 +292,9 @@ class Weights(NoNumber):
         potentials: added to the log-weights of the columns, per head ``(*batch, H, n)``, or None.
     """
 
-    _instead = "the matrix is F.plan(mu).weights"
+    _instead = (
+        "log P is .log_p(block) for each of .blocks(); of a Sinkhorn layer P is F.plan(mu).weights"
+    )
     parameters: AttentionParameters
     kernel: Kernel
     scoring: Scoring

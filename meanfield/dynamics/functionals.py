@@ -32,8 +32,9 @@ def log_energy(mu: ParticleMeasure, A: Tensor) -> Tensor:
     """log ∬ e^{⟨Ax, y⟩} dμ(x) dμ(y), shape (...): it neither overflows nor loses small values.
 
     With A symmetric and V = A the energy increases along the flow of attention, on spheres and in
-    R^d. Unnormalised attention (`attention.normalizations.exponential`) is its gradient
-    A∫e^{⟨Ax,y⟩}y dμ(y); the softmax divides it by ∫e^{⟨Ax,y⟩}dμ(y) ([GLPR23] for A = βI).
+    R^d. Unnormalised attention (`attention.normalizations.exponential`), A∫e^{⟨Ax,y⟩}y dμ(y), is
+    the gradient of half the energy; the softmax divides it by ∫e^{⟨Ax,y⟩}dμ(y) ([GLPR23] for
+    A = βI).
 
     Args:
         mu: μ.

@@ -222,7 +222,7 @@ class Clip(Particlewise):
     n tokens, whatever comes in,
 
         F = Chain([Clip(R), attention])
-        constant = bounds.table(attention, R, n).row("tokens").value
+        constant = bounds.table(attention, R, n).row("tokens").value  # not masked
         layer = Residual(Bounded(F, constant), c / constant)
 
     has the constant 1 + c, the recipe of [CAP24] Section 5.3 for a fixed number of tokens.

@@ -375,6 +375,6 @@ def checked(estimate: NormEstimate, rtol: float, upper_rtol: float, strict: bool
         asked = f"rtol = {rtol:.2e} ({TRUST:g} rtol)"
     raise ConvergenceError(
         f"norm of a linear map: {what} is above {asked} after {estimate.n_matvecs} products; give "
-        "solver=Lanczos(max_steps=…) more of them, raise the tolerance (upper_rtol=math.inf asks "
-        "for no upper end), or pass strict=False for the flagged estimate"
+        "solver=Lanczos(max_steps=…) more of them, raise the tolerance (upper_rtol=1.0 for "
+        "Certified(), math.inf for no upper end), or pass strict=False for the flagged estimate"
     )

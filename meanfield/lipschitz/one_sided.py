@@ -31,12 +31,12 @@ def one_sided(
     """ω = sup ⟨f, Jf⟩/‖f‖², J the derivative of F at μ in L²(μ), atoms that split included.
 
     Along the flow x′ = Γ_{μ_t}(x) distances grow as e^{∫ω} at most: ω is never above the local
-    constant, about half of it for attention, and may be negative: then the flow contracts. It is
-    the larger of λ_max of the symmetric parts of D^½JD^−½ and of D_xΓ_μ(xᵢ), for the means of the
-    parts of split atoms and what is left of them are orthogonal.
+    constant, ¼ to 0.9 of it on random layers of attention, and may be negative: then the flow
+    contracts. It is the larger of λ_max of the symmetric parts of D^½JD^−½ and of D_xΓ_μ(xᵢ), for
+    the means of the parts of split atoms and what is left of them are orthogonal.
 
     Found as λ_max + τ = ‖(J + Jᵀ)/2 + τI‖, less τ, with 1¼ times the local constant for τ, so that
-    what is left of J = −cI is no rounding: rtol and upper_rtol are relative to τ + ω, and so are
+    nothing cancels where J is near −cI: rtol and upper_rtol are relative to τ + ω, and so are
     `residual` and `error`. With ``Certified()``
     the upper end comes from the rows of J + τI, since ω ≤ ‖J + τI‖ − τ, and is certain.
 

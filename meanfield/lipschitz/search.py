@@ -142,7 +142,7 @@ def dim_of(F: Map, dim: int | None) -> int:
     """The dimension of the points: what F says of it, or the argument where it says nothing."""
     known, given = F.dim, None if dim is None else count(dim, "dim")
     if given is None and known is None:
-        raise ValueError("dim: expected the dimension of the points, as F says none, got None")
+        raise ValueError("dim: expected the points' dimension, which F does not say, got None")
     if None not in (known, given) and known != given:
         raise ValueError(f"dim: expected {known}, as F says, or None, got {given}")
     return int(known or given or 0)

@@ -183,8 +183,8 @@ class Map(NoArithmetic, Hinted, ABC):
     def largest_logits(self, mu: ParticleMeasure) -> Tensor:
         """The largest |score| at μ of each head of attention inside F, ``(*batch, heads)``.
 
-        What grows before training diverges, and what QK-clip and soft caps bound. Without
-        log-weights and without what a mask hides; a map without attention has no heads.
+        They grow before training diverges; QK-clip and soft caps bound them. Without log-weights
+        and without what a mask hides; a map without attention has no heads.
         """
         return mu.points.new_zeros(*mu.batch_shape, 0)
 
@@ -216,8 +216,7 @@ class Map(NoArithmetic, Hinted, ABC):
     ) -> BallBounds:
         """Bounds that hold as atom i moves by at most radii[..., i], at fixed positions sᵢ.
 
-        What F knows without its constant at μ, which may be ∞ here: `maps.ball_bounds` asks for
-        that, once, and puts it in.
+        A subclass may leave `constant` at ∞: `maps.ball_bounds` fills it in from `local_upper`.
 
         Args:
             mu: μ.
