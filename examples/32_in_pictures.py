@@ -167,7 +167,7 @@ def worst_in_the_ball(figure):
     ax.text(
         2.9,
         3.9,
-        "seven words and one opposite, of equal\nweight: line measures, crosses tokens",
+        "seven words and one opposite,\nof equal weight:\nline measures, crosses tokens",
         color=OTHER,
     )
     ax.set(xlabel="$R^2$, square of the largest norm", ylabel="how far it is stretched")

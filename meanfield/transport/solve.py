@@ -88,9 +88,9 @@ def solve_w2(
     """W₂(μ, ν) = min (Σ π_ij ‖xᵢ − y_j‖²)^½ over couplings π, with a certified interval.
 
     Masses of clusters far apart that agree in μ and ν to a few units in the last place of their
-    weights are taken as equal: moved from cluster to cluster, 1e-17 of mass would outweigh
-    displacements of 1e-9. The interval is that of such weights; `exact_weights` takes them as
-    they are stored.
+    weights are taken as equal: otherwise their rounding, 1e-17 of mass that has to go from cluster
+    to cluster, would outweigh displacements of 1e-9 inside of them. The interval is that of such
+    weights; `exact_weights` takes them as they are stored.
 
     Args:
         mu: μ: a `ParticleMeasure`, points (..., n, d) of a uniform measure, or (points, weights).
