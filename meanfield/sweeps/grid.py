@@ -111,7 +111,7 @@ def _plain(name: str, value: Any) -> Any:
         raise ValueError(f"parameter {name!r}: expected an integer of 64 bits, got {value}")
     if isinstance(value, float) and math.isnan(value):
         raise ValueError(f"parameter {name!r}: expected a value, got NaN, which marks absence")
-    return value
+    return 0.0 if value == 0 and isinstance(value, float) else value  # −0.0 is the same case
 
 
 def _column(name: str, values: list[Any]) -> np.ndarray:

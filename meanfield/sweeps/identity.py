@@ -27,6 +27,7 @@ _READS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _WRITERS = {"append", "extend", "add", "update", "setdefault", "pop", "popitem", "clear"}
 _KNOWN = "known"  # in place of an owner
+_CACHES = (list, dict, set)  # in closures, perhaps
 _PLAIN = (str, int, float, complex, bytes, type(None))
 
 
@@ -167,10 +168,13 @@ class _Seen:
     def _visit_local(self, value: Any, owner: str) -> None:
         """Look through what is defined inside of a function: its tree is that at its line."""
         codes, file = _codes(value), _file_of(value)
-        nodes = (node for node in ast.walk(self._tree(file)) if _defines(node, value, codes))
-        self._note(f"{owner}{_place_of(value)}", nodes, value, codes, file)
+        nodes = [node for node in ast.walk(self._tree(file)) if _defines(node, value, codes)]
+        place = f"{owner}{_place_of(value)}"
+        self._note(place, nodes, value, codes, file)
+        if len(nodes) > 1 and isinstance(value, FunctionType):  # several on a line
+            self.source[place] = digest(self.source[place] + repr([*map(_bytecode, codes)]))
         for name, content in _closed_over(value):
-            if isinstance(content, (list, dict, set)):  # perhaps a cache
+            if isinstance(content, _CACHES):
                 self.take(f"{owner}closure {name}", content, warns=True)
             elif name not in _rebound(codes):  # else it counts something
                 self.take(f"{owner}closure {name}", content)
@@ -198,10 +202,11 @@ class _Seen:
         codes = [_compile(ast.Module([one], [])) for one in bound]
         self._note(name, bound, value, [*codes, *(_codes(value) if own else [])], file)
         # The same line may make another value: of an argument, of a file, of the turn of a loop.
-        within = _changed_within(self._tree(file))
-        if not isinstance(value, (*NAMED, ModuleType)) and name not in within:
+        if name in _changed_within(self._tree(file)):
+            return
+        for part in _made_by_lines(value, bound, own):
             with contextlib.suppress(TypeError):  # a lock, a generator: the line has to do
-                text = to_json(self.plain(name, value))
+                text = to_json(self.plain(name, part))
                 self.source[name] = digest(self.source[name] + text)
 
     def _note(
@@ -298,6 +303,55 @@ def _bound(tree: ast.Module) -> dict[str, list[ast.stmt]]:
         for name in names:
             found.setdefault(name, []).append(node)
     return found
+
+
+def _made_by_lines(value: Any, bound: list[ast.stmt], own: bool) -> Iterator[Any]:
+    """What the lines that bind a name have made of it, other than what their trees say.
+
+    Of a function or a class of this module that are its defaults, closures and attributes, but for
+    literals; and of what no definition or import binds also which function, class or module it is.
+    """
+    if not isinstance(value, (*NAMED, ModuleType)):
+        yield value
+        return
+    if not all(isinstance(one, (*_SCOPES, ast.Import, ast.ImportFrom)) for one in bound):
+        yield value.__name__ if isinstance(value, ModuleType) else name_in_store(value)
+        if own and sum(isinstance(n, ast.Lambda) for one in bound for n in ast.walk(one)) > 1:
+            yield from map(repr, map(_bytecode, _codes(value)))
+    for function in _functions(value) if own else ():
+        for name, content in _closed_over(function):
+            if name not in _rebound([function.__code__]) and not isinstance(content, _CACHES):
+                yield name_in_store(content) if isinstance(content, NAMED) else content
+        if not all(map(_is_literal, _defaults(bound))):
+            yield from (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
+    for name in _made_attributes(bound) if own and isinstance(value, type) else ():
+        yield vars(value).get(name)
+
+
+def _defaults(bound: list[ast.stmt]) -> list[ast.expr]:
+    """The trees of the defaults of functions; of what is no definition one that is no literal."""
+    if not all(isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef)) for one in bound):
+        return [ast.Name("")]
+    trees = [one.args for one in bound if isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef))]
+    return [each for args in trees for each in (*args.defaults, *args.kw_defaults) if each]
+
+
+def _made_attributes(bound: list[ast.stmt]) -> Iterator[str]:
+    """The names that classes bind to what is no literal, and no definition."""
+    bodies = (one.body for one in bound if isinstance(one, ast.ClassDef))
+    for line in (line for body in bodies for line in body):
+        if isinstance(line, (ast.Assign, ast.AnnAssign)) and line.value:
+            targets = line.targets if isinstance(line, ast.Assign) else [line.target]
+            if not _is_literal(line.value):
+                yield from (one.id for one in targets if isinstance(one, ast.Name))
+
+
+def _is_literal(tree: ast.expr) -> bool:
+    try:
+        ast.literal_eval(tree)
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return False
+    return True
 
 
 def _defines(node: ast.AST, value: Any, codes: list[CodeType]) -> bool:

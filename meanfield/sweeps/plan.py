@@ -17,7 +17,6 @@ import contextlib
 import copy
 import inspect
 import itertools
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cached_property
@@ -307,10 +306,8 @@ def _check_names(task: Task, parameters: Iterable[str] = ()) -> None:
 
 
 def _copied(value: Any) -> Any:
-    """A copy of a container, array, tensor or dataclass; the same object of anything else."""
-    torch: Any = sys.modules.get("torch")
-    kinds = (list, dict, set, tuple, np.ndarray, *([torch.Tensor] if torch else []))
-    if isinstance(value, kinds) or is_dataclass(value):
+    """A copy; the same object where its class says what it is, or of what cannot be copied."""
+    if not hasattr(type(value), "identified_by"):
         with contextlib.suppress(Exception):  # objects raise what they like
             return copy.deepcopy(value)
     return value

@@ -11,6 +11,7 @@ import hashlib
 import json
 import math
 import sys
+from collections import defaultdict
 from collections.abc import Mapping
 from fractions import Fraction
 from pathlib import Path, PurePath
@@ -73,6 +74,9 @@ def canonical(value: Any, name: str = "value", named: list[Any] | None = None) -
         # One spelling per number, with all digits beyond those that every float keeps.
         large = 2**53 <= abs(value) < math.inf
         return repr(int(value)) if large else repr(float(value) + 0.0)  # -0.0 is 0.0
+    if isinstance(value, defaultdict):
+        parts: dict[str, Any] = {"default": value.default_factory, "items": dict(value)}
+        return {n: canonical(part, f"{name}.{n}", named) for n, part in parts.items()}
     if isinstance(value, Mapping):
         if all(isinstance(key, str) for key in value):
             return {key: canonical(value[key], f"{name}.{key}", named) for key in sorted(value)}

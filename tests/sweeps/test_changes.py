@@ -162,6 +162,23 @@ WARNED = [
             + WITH_SETTING + "FIXED = {'s': torch.nn.Sequential(Net())}"),
     ("Top", "class Top:\n    k = «2|3»\ndef make():\n    class A(Top): pass\n    return A"
             + WITH_SETTING + "FIXED = {'s': make()}"),
+    ("h", TURN + "def a(x): return 2 * x\ndef b(x): return 3 * x\nh = (a, b)[int(TURN)]"
+          + F % "h(x)"),
+    ("h", TURN + "import math\nh = (math.sin, math.cos)[int(TURN)]" + F % "h(x)"),
+    ("h", TURN + "import importlib\nh = importlib.import_module(('math', 'cmath')[int(TURN)])"
+          + F % "h.sin(x)"),
+    ("h", TURN + "def make(k):\n    def h(x): return k * x\n    return h\nh = make(TURN)"
+          + F % "h(x)"),
+    ("h", TURN + "def make(k):\n    def h(x): return k(x)\n    return h\n"
+          "h = make((abs, min)[int(TURN)])" + F % "h(x)"),
+    ("h", TURN + "def h(x, k=TURN): return k * x" + F % "h(x)"),
+    ("h", TURN + "def h(x, *, k=TURN): return k * x" + F % "h(x)"),
+    ("h", TURN + "h = lambda x, k=TURN: k * x" + F % "h(x)"),
+    ("h", TURN + "h = (lambda x: 2 * x) if TURN else (lambda x: 3 * x)" + F % "h(x)"),
+    ("C", TURN + "class C:\n    k = TURN" + F % "C.k * x"),
+    ("C", TURN + "class C:\n    k: float = TURN" + F % "C.k * x"),
+    ("<lambda>", TURN + WITH_SETTING
+     + "FIXED = {'s': (lambda x: 2 * x) if TURN else (lambda x: 3 * x)}"),
     ("<lambda>", ATTENTION + "row = normalizations.RowWise(lambda s: s.softmax(«-1|-2»))\n"
      "FIXED = {'s': SelfAttention(params(1.0), normalization=row)}"),
 ]  # fmt: skip
@@ -199,6 +216,7 @@ REFUSED = [
           ("math", "«sin|cos»"), ("math", "[sin, «exp|cos»]"),
           ("pathlib", "Path('«a|b»')"), ("fractions", "Fraction(1, «2|3»)"),
           ("functools", "partial(pow, «2|3»)"),
+          ("collections", "defaultdict(«int|float»)"),
           ("enum", "Enum('E', 'a b').«a|b»"),
           ("numpy", "arange(3) * «2|3»"), ("numpy", "zeros((«2, 3|3, 2»))"),
           ("numpy", "zeros(3, «float|int»)"), ("numpy", "dtype('«f4|f8»')"),
@@ -290,6 +308,11 @@ UNCHANGED = [
     TURN + "K = TURN" + F % "x",
     "C = {}\ndef f(x):\n    C[x] = x\n    return {'y': x}\n«|f(1.0)»",
     "C = {}\ndef f(x): return {'y': C.setdefault(x, x)}\n«|f(1.0)»",
+    "def memo(g):\n    kept = {}\n    def h(x):\n        kept[x] = g(x)\n"
+    "        return kept[x]\n    return h\n@memo\ndef g(x): return x" + F % "g(x)" + "«|g(1.0)»",
+    "def counted(g):\n    n = 0\n    def h(x):\n        nonlocal n\n        n += 1\n"
+    "        return g(x)\n    return h\n@counted\ndef g(x): return x" + F % "g(x)" + "«|g(1.0)»",
+    "import threading\nclass C:\n    lock = threading.Lock()" + F % "(C, x)[1]",
     "class N: n = 0\ndef f(x):\n    N.n += 1\n    return {'y': x}\n«|f(1.0)»",
     "CACHE = {}\nCACHE[object()] = id(CACHE)" + F % "CACHE.setdefault(x, x)",
     "n = 0\ndef f(x):\n    global n\n    n += 1\n    return {'y': x}\nf(1)\n«|f(1)»",

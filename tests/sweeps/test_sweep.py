@@ -7,6 +7,7 @@ import logging
 
 import numpy as np
 import pytest
+import torch
 import xarray as xr
 
 from meanfield import results
@@ -277,6 +278,34 @@ def test_settings_of_any_kind_may_be_fixed_without_a_store():
     ds = sweep(lambda x, f: {"y": f(x)}, {"x": [2.0]}, fixed={"f": abs})
     assert ds["y"].values.tolist() == [2.0]
     assert "built-in function abs" in results.read_provenance(ds)["spec"]["fixed"]["f"]
+
+
+def trained(x, model, rng=None):
+    """The loss before a step of descent, which changes the model; and a draw."""
+    loss = (model(torch.tensor([[float(x)]])) ** 2).sum()
+    loss.backward()
+    with torch.no_grad():
+        for p in model.parameters():
+            p -= 0.1 * p.grad
+    return {"loss": float(loss.detach()), "draw": 0.0 if rng is None else rng.random()}
+
+
+def test_what_a_case_does_to_a_fixed_setting_no_other_case_sees():
+    model = torch.nn.Linear(1, 1)
+    with torch.no_grad():
+        model.weight.fill_(1.0)
+        model.bias.fill_(0.5)
+    for xs in ([1.0, 2.0, 3.0], [3.0, 2.0, 1.0]):
+        fixed = {"model": model, "rng": np.random.default_rng(0)}
+        ds = sweep(trained, {"x": xs}, fixed=fixed, progress=False)
+        np.testing.assert_allclose(ds.loss, (ds.x + 0.5) ** 2, rtol=1e-6)
+        assert len(set(ds.draw.values.tolist())) == 1
+
+
+def test_minus_zero_is_the_case_zero():
+    for x in (-0.0, np.float32(-0.0)):
+        ds = sweep(lambda x: {"sign": float(np.copysign(1.0, x))}, {"x": [x]}, progress=False)
+        assert ds.sign.values == 1 and not np.signbit(ds.x.values)
 
 
 def test_the_first_case_may_fail_like_any_other():
