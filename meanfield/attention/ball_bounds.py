@@ -235,7 +235,7 @@ def norm_from_above(log_N: Tensor) -> Tensor:
     for _ in range(_ROUNDS):
         log_y = (log_N + log_x[..., None, :]).logsumexp(-1)
         log_z = (log_N + log_y[..., :, None]).logsumexp(-2)
-        alive = log_z > -math.inf
+        alive = log_z != -math.inf  # of NaN nothing is known: the bound is ∞
         growth = torch.where(alive, log_z - log_x, -math.inf).amax(-1)
         best = torch.fmin(best, growth)
         log_x = torch.where(alive, log_z - log_z.amax(-1, keepdim=True), 0.0)

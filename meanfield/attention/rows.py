@@ -91,7 +91,7 @@ class RowWise(Normalization):
             return
         if not self.divides:
             raise ValueError("sink: expected none where rows are not divided by their sum")
-        logits = as_float_tensor(self.sink, "sink")
+        logits = as_float_tensor(self.sink, "sink").clone()
         if logits.ndim > 1 or not logits.numel() or not bool(torch.isfinite(logits).all()):
             raise ValueError(
                 f"sink: expected a finite number or one per head, got {logits.tolist()}"

@@ -41,12 +41,13 @@ def sigmoid_ball_bound(weights: Weights, eps: Tensor) -> BallBounds:
     batch = torch.broadcast_tensors(weights.points[..., 0, 0], eps)[0].shape
     change, upper = (weights.points.new_zeros(*batch, n, n) for _ in range(2))
     turning_change, turning, displacement = (torch.zeros_like(change[..., 0]) for _ in range(3))
-    halves = (0.5 * weights.log_weights).exp()
+    halves, present = (0.5 * weights.log_weights).exp(), weights.log_weights > -math.inf
     for block in row_blocks(weights):
         rows = _Rows(frames, block, motion, eps)
         pairs = halves[..., block.rows, None] * halves[..., None, :]
-        change[..., block.rows, :] = pairs * rows.change.sum(-3)
-        upper[..., block.rows, :] = pairs * rows.upper.sum(-3)
+        both = present[..., block.rows, None] & present[..., None, :]
+        change[..., block.rows, :] = torch.where(both, pairs * rows.change.sum(-3), 0.0)
+        upper[..., block.rows, :] = torch.where(both, pairs * rows.upper.sum(-3), 0.0)
         turning_change[..., block.rows] = rows.turning_change.sum(-2)
         turning[..., block.rows] = rows.turning.sum(-2)
         displacement[..., block.rows] = rows.displacement.sum(-2)
@@ -88,6 +89,10 @@ class _Rows:
         values, step = frames.values[..., None, :, :], (frames.norm_V[:, None] * eps)[..., None]
         size, norm_V = values.norm(dim=-1), frames.norm_V[:, None, None]
         turned, mass = vectors.turned, frames.weights.log_weights.exp()[..., None, None, :]
+
+        def mean(densities: Tensor) -> Tensor:  # of an absent atom 0 · ∞ is 0
+            return torch.where(mass > 0, mass * densities, 0.0).sum(-1)
+
         self.change = (
             moved * norm_V
             + bent * size * turned
@@ -95,8 +100,8 @@ class _Rows:
         )
         self.upper = most * norm_V + steepest * (size + step) * (turned + u_change)
         by_query = bent * size * pulled + steepest * (step * (pulled + y_change) + size * y_change)
-        self.turning_change = (mass * by_query).sum(-1)
+        self.turning_change = mean(by_query)
         at_input = norm((slope * mass)[..., None, :] * values.mT @ vectors.pulled)
-        largest = (mass * steepest * (size + step) * (pulled + y_change)).sum(-1)
+        largest = mean(steepest * (size + step) * (pulled + y_change))
         self.turning = torch.fmin(largest, at_input + self.turning_change)
-        self.displacement = (mass * (moved * size + most * step)).sum(-1)
+        self.displacement = mean(moved * size + most * step)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import final
 
@@ -55,16 +56,17 @@ class Sphere(Constraint):
 
     def tangent(self, points: Tensor, vectors: Tensor) -> Tensor:
         """P_x v."""
-        along = (points * vectors).sum(-1, keepdim=True) / points.square().sum(-1, keepdim=True)
+        square = _or_one(points.square().sum(-1, keepdim=True))
+        along = (points * vectors).sum(-1, keepdim=True) / square
         return torch.addcmul(vectors, points, along, value=-1)
 
     def retract(self, points: Tensor) -> Tensor:
         """r x/|x|."""
-        return self.radii * (points / torch.linalg.vector_norm(points, dim=-1, keepdim=True))
+        return self.radii * (points / _length(points))
 
     def turned(self, points: Tensor, vectors: Tensor) -> Tensor:
         """The derivative of P_x v in x, −(⟨x, v⟩P_x + x (P_x v)ᵀ)/|x|², (..., n, d, d)."""
-        square = points.square().sum(-1)[..., None, None]
+        square = _or_one(points.square().sum(-1))[..., None, None]
         units = torch.eye(points.shape[-1], dtype=points.dtype, device=points.device)
         along = (points * vectors).sum(-1)[..., None, None]
         across = self.tangent(points, vectors)[..., None, :]
@@ -73,12 +75,12 @@ class Sphere(Constraint):
 
     def push(self, points: Tensor, eps: Tensor, radius: Tensor) -> Tensor:
         """r/|x| P_x ε + ρ x/|x|."""
-        length = torch.linalg.vector_norm(points, dim=-1, keepdim=True)
+        length = _length(points)
         return self.radii / length * self.tangent(points, eps) + radius * (points / length)
 
     def pull(self, points: Tensor, zeta: Tensor) -> tuple[Tensor, Tensor]:
         """r/|x| P_x ζ, and ⟨x, ζ⟩/|x|."""
-        length = torch.linalg.vector_norm(points, dim=-1, keepdim=True)
+        length = _length(points)
         radial = (points / length * zeta).sum(-1, keepdim=True)
         return self.radii / length * self.tangent(points, zeta), radial
 
@@ -87,21 +89,32 @@ class Sphere(Constraint):
         return Sphere(self.radii.unsqueeze(-2))
 
 
-def constraint_at(name: str | None, points: Tensor) -> Constraint:
-    """The constraint of this name through given points.
+def _or_one(sizes: Tensor) -> Tensor:
+    """Sizes, and 1 for 0: an atom without mass may be at 0, and stays there."""
+    return torch.where(sizes > 0, sizes, 1.0)
+
+
+def _length(points: Tensor) -> Tensor:
+    return _or_one(torch.linalg.vector_norm(points, dim=-1, keepdim=True))
+
+
+def constraint_at(name: str | None, mu: ParticleMeasure) -> Constraint:
+    """The constraint of this name through the points of a measure.
 
     Args:
         name: None (R^d), "sphere" (every particle keeps its norm).
-        points: (..., n, d).
+        mu: the measure.
 
     Raises:
-        ValueError: an unknown name, or a point at 0, which is on no sphere.
+        ValueError: an unknown name, or an atom at 0, which is on no sphere.
     """
     if name is None:
         return Constraint()
     choice(name, "constraint", ("sphere",))
+    points = mu.points
     radii = torch.linalg.vector_norm(points, dim=-1, keepdim=True)
-    if not is_traced(points) and not bool((radii > 0).all()):
+    absent = mu.log_weights[..., None] == -math.inf
+    if not is_traced(points) and not bool(((radii > 0) | absent).all()):
         raise ValueError(
             "constraint 'sphere': expected particles off the origin, got one at 0; leave it out, "
             "or move it"

@@ -88,7 +88,7 @@ class FlowMap(Composite):
         self, mu: ParticleMeasure, geometry: str
     ) -> tuple[Linearisation, ParticleMeasure]:
         """The linearisation, and Φ(μ)."""
-        on = constraint_at(self.constraint, mu.points)
+        on = constraint_at(self.constraint, mu)
         steps = tuple(self._steps(mu, on, geometry))
         whole = Linearisation(
             _Product(on, steps, each=False).as_linear_map(mu),

@@ -89,7 +89,7 @@ def stability(
             whole = moved @ whole
             if small:  # as matrices: later products then cost no evaluations of F
                 whole = Linearisation(whole.atoms.assembled(), whole.field.assembled())
-        velocity = Velocity(F, constraint_at(constraint, measure.points))
+        velocity = Velocity(F, constraint_at(constraint, measure))
         found = constant_of(whole, strict=False).values("constant", *_CONSTANT)
         speed = one_sided(velocity, measure, strict=False)
         rows.append(found | speed.values("rate", *_RATE))

@@ -49,14 +49,14 @@ class FlowProblem:
                 "coalesce: expected one measure without batch axes or positions (atoms at "
                 f"different positions see different pasts), got {mu!r}"
             )
-        constraint_at(self.constraint, mu.points)  # refuses a start that is not on it
+        constraint_at(self.constraint, mu)  # refuses a start that is not on it
 
     def states(self) -> Iterator[tuple[ParticleMeasure, int]]:
         """(μ_t, evaluations of the velocity since the start) at each time.
 
         The measures are differentiable functions of the start and of the maps.
         """
-        on = constraint_at(self.constraint, self.start.points)
+        on = constraint_at(self.constraint, self.start)
         moving = self.start.replace(on.retract(self.start.points))
         labels: Tensor | None = None  # for each particle the atom that it moves with, (n,)
         step, evaluations = None, 0
@@ -93,8 +93,8 @@ class FlowProblem:
         places = torch.arange(len(labels), device=labels.device)
         first = torch.full_like(logs, len(labels), dtype=places.dtype)
         first = first.scatter_reduce(0, labels, places, "amin")
-        on = constraint_at(self.constraint, self.start.points[first])
-        return labels, ParticleMeasure(together.points, log_weights=logs), on
+        start = ParticleMeasure(self.start.points[first], log_weights=logs)
+        return labels, start.replace(together.points), constraint_at(self.constraint, start)
 
 
 def checked_times(times: Sequence[float] | Any) -> np.ndarray:

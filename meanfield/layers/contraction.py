@@ -12,6 +12,7 @@ from torch import Tensor
 from meanfield.checks import choice, number
 from meanfield.habits import with_hints
 from meanfield.layers.composition import Composite, Residual, part_in_ball
+from meanfield.linalg.vectors import lengths
 from meanfield.maps import BallBounds, Linearisation, Map, expanded_radii, linearize
 from meanfield.maps.map import as_map, scaled_radii
 from meanfield.measures import MeasureMap, ParticleMeasure
@@ -133,12 +134,11 @@ def contractive(F: MeasureMap, factor: float, *, constant: float, norm: str = "l
 
 def size(displacement: Tensor, mu: ParticleMeasure, norm: str) -> Tensor:
     """The norm of displacements ``(*batch, n, d)`` of the atoms of μ, ``(*batch,)``."""
-    present = mu.log_weights > -math.inf
-    lengths = torch.linalg.vector_norm(displacement, dim=-1)
-    lengths = torch.where(present, lengths, 0.0)
+    present = mu.log_weights[..., None] > -math.inf
+    each = lengths(torch.where(present, displacement, 0.0))
     if norm == "max":
-        return lengths.amax(-1)
-    return torch.linalg.vector_norm((0.5 * mu.log_weights).exp() * lengths, dim=-1)
+        return each.amax(-1)
+    return lengths((0.5 * mu.log_weights).exp() * each)
 
 
 def _number(constant: object) -> float:

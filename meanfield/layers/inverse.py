@@ -112,7 +112,7 @@ def invert(
         error=error,
         residual=torch.stack([each.residual for each in answers]).amax(0),
         n_steps=sum(each.n_steps for each in answers),
-        converged=error <= rtol * largest,
+        converged=error.isfinite() & (error <= rtol * largest),
         factor=max(stage.factor for stage in stages),
         steepness=torch.stack([each.steepness for each in answers]).amax(0),
     )
@@ -155,6 +155,11 @@ class _Stage:
         while steps < max_steps:
             steps += 1
             before, moved = image, self.map(nu.replace(x)).points
+            if moved.shape != x.shape:
+                raise ValueError(
+                    f"G: expected a layer from R^{x.shape[-1]} to itself, got one to "
+                    f"R^{moved.shape[-1]}"
+                )
             if before is not None:
                 ratio = self._ratio(moved - before, x - last, nu, moved)
                 steepness = torch.maximum(steepness, ratio)
@@ -200,7 +205,8 @@ class _Stage:
             size(torch.where(positive, weighted / half, 0.0), mu, self.norm)
             for weighted in (J.matvec(top.direction), top.direction)
         )
-        return torch.where(run > 0, rise / (self.map.constant * run), 0.0)
+        # A constant of 0 holds for what does not move.
+        return torch.where((run > 0) & (rise > 0), rise / (self.map.constant * run), 0.0)
 
 
 def _reason(answer: Inversion, rtol: float) -> str:

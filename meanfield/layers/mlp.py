@@ -24,7 +24,7 @@ from meanfield.checks import (
 from meanfield.errors import NoDerivativeError
 from meanfield.habits import with_hints
 from meanfield.layers.particlewise import Particlewise, Product, above_rounding, present_rows
-from meanfield.linalg.vectors import units
+from meanfield.linalg.vectors import lengths, units
 from meanfield.maps import BallBounds, expanded_radii
 from meanfield.maps.map import scaled_radii
 from meanfield.measures import ParticleMeasure
@@ -225,12 +225,12 @@ class MLP(Particlewise):
         up, gate = self._inside(mu)
         at, matrix = (up, self.inner) if gate is None else (gate, self.gate)
         slope = torch.func.jvp(act.function, (at,), (torch.ones_like(at),))[1]
-        moved = scaled_radii(_lengths(matrix), radii[..., None])
+        moved = scaled_radii(lengths(matrix), radii[..., None])
         bent = act.slope_change(at, slope, moved)
         if gate is None:
             return bent, None
         steepest = act.steepest(at, slope, moved)
-        up_moved = scaled_radii(_lengths(self.inner), radii[..., None])
+        up_moved = scaled_radii(lengths(self.inner), radii[..., None])
         return scaled_radii(steepest, moved), bent * up.abs() + scaled_radii(steepest, up_moved)
 
     def _norm_from(self, factors: Sequence[Tensor | None]) -> Tensor:
@@ -279,7 +279,7 @@ class MLP(Particlewise):
 
 
 def _checked(value: Any, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
-    tensor = as_float_tensor(value, name, like=like)
+    tensor = as_float_tensor(value, name, like=like).clone()
     check_same_kind(like, "inner", tensor, name)
     if tensor.shape != shape:
         raise ValueError(f"{name}: expected shape {shape}, got {tuple(tensor.shape)}")
@@ -290,10 +290,6 @@ def _checked(value: Any, name: str, shape: tuple[int, ...], like: Tensor) -> Ten
 def _affine(points: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
     image = points @ matrix.mT
     return image if bias is None else image + bias
-
-
-def _lengths(matrix: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(matrix, dim=-1)
 
 
 @without_autocast

@@ -43,7 +43,7 @@ class _Norm(Particlewise):
     broadcasts = True
 
     def __post_init__(self) -> None:
-        weight = as_float_tensor(self.weight, "weight")
+        weight = as_float_tensor(self.weight, "weight").clone()
         if weight.ndim != 1 or not len(weight):
             raise ValueError(f"weight: expected shape (d,), got {tuple(weight.shape)}")
         check_finite(weight, "weight")
@@ -204,7 +204,7 @@ class RMSNorm(_Norm):
 
 
 def _bias(value: Any, weight: Tensor) -> Tensor:
-    bias = as_float_tensor(value, "bias", like=weight)
+    bias = as_float_tensor(value, "bias", like=weight).clone()
     check_same_kind(weight, "weight", bias, "bias")
     if bias.shape != weight.shape:
         raise ValueError(f"bias: expected shape {tuple(weight.shape)}, got {tuple(bias.shape)}")

@@ -17,6 +17,7 @@ from meanfield.checks import (
     without_autocast,
 )
 from meanfield.habits import with_hints
+from meanfield.linalg.vectors import power_of_two
 from meanfield.lipschitz.remainders import Side, Tokens, bounded, bounded_by_steps
 from meanfield.measures import log_sums
 from meanfield.results.answers import Answer, labelled
@@ -141,7 +142,8 @@ def _of_head(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Bound, gap and slope, (m,), of keys, values, log-weights of both, and steps if known."""
     keys, values, logs, other_logs, *steps = atoms
-    tokens = Tokens(scale * keys, values)
+    unit = power_of_two(values.abs().amax())  # so that squares of values are in range
+    values, tokens = values / unit, Tokens(scale * keys, values / unit)
     scores = queries @ tokens.keys.mT
     log_z = (scores + logs).logsumexp(-1, keepdim=True)
     other_z = (scores + other_logs).logsumexp(-1, keepdim=True)
@@ -153,7 +155,8 @@ def _of_head(
     side = Side.of(tokens, scores + logs - log_z)
     if steps:
         reach = torch.linalg.vector_norm(queries, dim=-1, keepdim=True) + epsilon
-        value = bounded_by_steps(tokens, side, scale * reach * steps[0], steps[1], epsilon)
+        eta = steps[1] / unit
+        value = bounded_by_steps(tokens, side, scale * reach * steps[0], eta, epsilon)
         gap = slope = torch.full_like(value, math.nan)
     else:
         # w = e^{score} (a − a')/Z, a and a' the weights in the two caches.
@@ -169,9 +172,10 @@ def _of_head(
     largest = length * torch.linalg.vector_norm(tokens.keys, dim=-1).amax()
     counts = torch.cat([logs, other_logs])
     counts = torch.where(counts > -math.inf, counts.abs(), 0.0).amax()
-    unit = _ROUNDINGS * torch.finfo(values.dtype).eps * (n + k * largest + counts)
-    room = unit * torch.linalg.vector_norm(values, dim=-1).amax()
-    return torch.where(value > 0, (1 + unit) * value + room, 0.0), gap, slope
+    rounded = _ROUNDINGS * torch.finfo(values.dtype).eps * (n + k * largest + counts)
+    room = rounded * torch.linalg.vector_norm(values, dim=-1).amax()
+    value = torch.where(value > 0, (1 + rounded) * value + room, 0.0)
+    return unit * value, unit * gap, unit * slope
 
 
 # --- arguments ---

@@ -21,6 +21,7 @@ from meanfield.checks import (
 from meanfield.habits import with_hints
 from meanfield.images import image_of
 from meanfield.linalg import NormSolver
+from meanfield.linalg.vectors import lengths
 from meanfield.maps import Map
 from meanfield.maps.intervals import Intervals
 from meanfield.maps.map import as_map, constant_upper
@@ -245,18 +246,18 @@ def _scores(F: Map, readout: Readout, mu: ParticleMeasure) -> _Scores:
         rest = others[..., None].expand(*others.shape, values.shape[-1])
         return own - values.gather(-2, rest)
 
-    def lengths(gradients: Tensor, factors: Tensor | float = 1.0) -> Tensor:
+    def slopes(gradients: Tensor, factors: Tensor | float = 1.0) -> Tensor:
         # Absent tokens do not move.
         there = torch.where(logs > -math.inf, gradients * factors, 0.0)
-        return torch.linalg.vector_norm(apart(there.flatten(-2)), dim=-1)
+        return lengths(apart(there.flatten(-2)))
 
     rows = apart(weight.expand(*label.shape, *weight.shape))
     return _Scores(
         label,
         apart(scores[..., None])[..., 0],
-        lengths(grads),
-        [lengths(each, (-0.5 * logs).exp()) for each in later],
-        torch.linalg.vector_norm(rows, dim=-1),
+        slopes(grads),
+        [slopes(each, (-0.5 * logs).exp()) for each in later],
+        lengths(rows),
     )
 
 

@@ -85,7 +85,9 @@ class Side(NamedTuple):
         t²/2 · κ of the largest |t|.
         """
         kappa = (log_factors + _log_excess(self.reach(epsilon), order)).exp()
-        return 0.5 * epsilon**2 * _top(self.gradients.mT @ (kappa[..., None] * self.gradients))
+        return (
+            0.5 * epsilon * epsilon * _top(self.gradients.mT @ (kappa[..., None] * self.gradients))
+        )
 
     def quadratic(self, signed: Tensor, vectors: Tensor, epsilon: float) -> Tensor:
         """An upper bound of |Σⱼ wⱼ vⱼ tⱼ²/2| over the ball, w signed; ``(m,)``.
@@ -100,7 +102,7 @@ class Side(NamedTuple):
             squares = (g[:, :, None] * g[:, None, :]).flatten(-2)
             unfolded = (w[:, None] * v).mT @ squares
             found.append(_top(unfolded @ unfolded.mT).sqrt())
-        return 0.5 * epsilon**2 * torch.stack(found)
+        return 0.5 * epsilon * epsilon * torch.stack(found)
 
 
 def _top(moments: Tensor) -> Tensor:

@@ -78,6 +78,11 @@ def worst_case(
     candidates = [check_measure(mu, "candidates") for mu in candidates]
     there = [*F.score_matrices, *(mu.points for mu in candidates)]
     device = there[0].device if there else torch.device("cpu")
+    if any(A.dtype != torch.float64 for A in F.score_matrices):
+        raise TypeError(
+            "F: expected parameters of float64, in which measures are searched, got "
+            f"{F.score_matrices[0].dtype}; take SelfAttention(F.parameters.to(torch.float64))"
+        )
     if F.causal if positioned is None else as_bool(positioned, "positioned"):
         positions = torch.arange(1, n_atoms + 1, dtype=torch.float64, device=device) / n_atoms
     points, logs = _random_starts(starts, n_atoms, dim, radius, generator)
@@ -91,7 +96,7 @@ def worst_case(
     for done in range(1, steps + 1):
         mu = ParticleMeasure(points, log_weights=logs, positions=positions)
         constant = local_lipschitz(F, mu, rtol=1e-3, strict=False)
-        value, k = constant.value.max(0)
+        value, k = constant.value.detach().max(0)
         if (found := float(value)) > highest:
             highest, best = found, mu[int(k)]
         gradients = _gradients(F, mu, constant)
@@ -156,7 +161,10 @@ def _fit(mu: ParticleMeasure, n: int, dim: int, radius: float) -> tuple[Tensor, 
         raise ValueError(f"candidates: expected at most {n} atoms, got {mu.n_particles}")
     points = torch.from_numpy(to_host(mu.points.double())).reshape(-1, mu.n_particles, dim)
     logs = torch.from_numpy(to_host(mu.log_weights.double())).reshape(-1, mu.n_particles)
-    largest = float(torch.linalg.vector_norm(points, dim=-1).max())
+    # Atoms without mass, which get a little, come to the heaviest one.
+    heaviest = points.take_along_dim(logs.argmax(-1)[:, None, None], 1)
+    points = torch.where(logs[..., None] > -math.inf, points, heaviest)
+    largest = float(torch.linalg.vector_norm(points, dim=-1).amax()) if len(points) else 0.0
     if largest > radius * (1 + 1e-9):
         raise ValueError(f"candidates: expected atoms in the ball of radius {radius}: {largest}")
     if missing:

@@ -526,3 +526,17 @@ def test_the_dataset_of_a_flow_has_memory_of_its_own():
     ds.log_weights.values[...] = -5.0
     ds.positions.values[...] = 0.9
     assert torch.equal(mu.log_weights, held[0]) and torch.equal(mu.positions, held[1])
+
+
+def test_an_atom_without_mass_may_be_at_the_centre_of_the_sphere() -> None:
+    F = SelfAttention(AttentionParameters.from_bilinear(np.eye(2), np.eye(2)))
+    points = [[1.0, 0.0], [0.6, 0.8], [0.0, 0.0]]
+    padded = ParticleMeasure(points, weights=[0.25, 0.75, 0.0])
+    mu = ParticleMeasure(points[:2], weights=[0.25, 0.75])
+    found, known = (dynamics.flow(F, m, [0.0, 1.0], constraint="sphere") for m in (padded, mu))
+    np.testing.assert_allclose(found.points[1, :2], known.points[1], atol=1e-6)
+    assert np.isfinite(found.points).all()
+    one, other = (dynamics.stability(F, m, [0.0, 1.0], constraint="sphere") for m in (padded, mu))
+    np.testing.assert_allclose(one.constant, other.constant, rtol=1e-4)
+    with pytest.raises(ValueError, match="off the origin"):
+        dynamics.flow(F, ParticleMeasure(points), [0.0, 1.0], constraint="sphere")

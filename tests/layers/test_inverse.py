@@ -262,3 +262,18 @@ def test_a_batch_goes_on_until_its_slowest_measure_is_inverted():
     found = invert(layer, nu, rtol=1e-10)
     assert found.converged.all()
     assert found.measure.points.flatten().tolist() == pytest.approx([-1.0, 1 / 1.9], rel=1e-9)
+
+
+def test_a_constant_of_zero_holds_for_what_does_not_move() -> None:
+    G = Residual(Bounded(Pointwise(lambda x: 0 * x + 1.0), 0.0), 1.0)
+    found = invert(G, ParticleMeasure([[3.0]]))
+    assert found.measure.points.item() == 2.0 and bool(found.converged)
+    wrong = Residual(Bounded(Pointwise(lambda x: 0.1 * x), 0.0), 1.0)
+    with pytest.raises(ConvergenceError, match="refuted"):
+        invert(wrong, ParticleMeasure([[3.0]]))
+
+
+def test_a_layer_into_another_dimension_has_no_inverse() -> None:
+    G = contractive(Pointwise(lambda x: torch.cat([x, x], -1)), 0.5, constant=2.0)
+    with pytest.raises(ValueError, match=r"from R\^1 to itself, got one to R\^2"):
+        invert(G, ParticleMeasure([[3.0], [4.0]]))

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from meanfield import AttentionParameters, ParticleMeasure, SelfAttention
-from meanfield.attention import kernels
+from meanfield.attention import kernels, normalizations
 from meanfield.layers import (
     MLP,
     Chain,
@@ -351,3 +351,28 @@ def test_a_number_whose_gradient_would_be_lost_is_refused():
     ):
         with pytest.raises(TypeError, match="expected a number without a gradient"):
             make()
+
+
+@pytest.mark.parametrize(
+    ("layer", "shapes"),
+    [
+        (lambda w: LayerNorm(w), [(2,)]),
+        (lambda w, b: LayerNorm(w, b), [(2,), (2,)]),
+        (lambda w: RMSNorm(w), [(2,)]),
+        (lambda a, b, c: MLP(a, b, inner_bias=c), [(3, 2), (2, 3), (3,)]),
+        (lambda q: attending(kernel=kernels.qk_norm(q, 1.0)), [(2,)]),
+        (lambda s: attending(normalization=normalizations.sink(s)), [(1,)]),
+    ],
+)
+def test_a_layer_does_not_change_with_the_tensors_that_it_was_made_of(layer, shapes):
+    tensors = [torch.ones(*shape, dtype=torch.float64) for shape in shapes]
+    G, mu = layer(*tensors), ParticleMeasure([[1.0, 3.0], [-1.0, 0.5]])
+    before = G(mu).points.clone()
+    for tensor in tensors:
+        tensor.mul_(3.0)
+    assert torch.equal(G(mu).points, before)
+
+
+def attending(**how):
+    eye = torch.eye(2, dtype=torch.float64)
+    return SelfAttention(AttentionParameters(eye, eye, eye), **how)

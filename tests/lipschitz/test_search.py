@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 
@@ -122,3 +124,28 @@ def test_candidates_may_come_one_by_one():
     assert float(worst_case(F, 1.0, **settings)[1]) < 2.9
     found = worst_case(F, 1.0, candidates=iter(known), **settings)[1]
     assert float(found) == pytest.approx(3.0)
+
+
+def test_candidates_may_have_atoms_without_mass_anywhere_or_be_none() -> None:
+    F = SelfAttention(AttentionParameters.from_bilinear([[-1.0]], [[1.0]]))
+    far = ParticleMeasure([[1.0], [-1.0], [9.0]], weights=[0.1, 0.9, 0.0])
+    none = ParticleMeasure(torch.zeros(0, 2, 1, dtype=torch.float64))
+    given = {"starts": 1, "steps": 1, "generator": 0}
+    mu, found = worst_case(F, 1.0, n_atoms=3, candidates=[far, none], **given)
+    known = local_lipschitz(F, far)
+    assert float(found.value) >= float(known.value) * (1 - 1e-6)
+    assert float(mu.points.abs().max()) <= 1.0 + 1e-9
+
+
+def test_a_layer_of_single_precision_is_asked_for_in_double() -> None:
+    single = AttentionParameters.from_bilinear([[-1.0]], [[1.0]]).to(torch.float32)
+    with pytest.raises(TypeError, match="float64.*got torch.float32; take SelfAttention"):
+        worst_case(SelfAttention(single), 1.0, n_atoms=2)
+
+
+def test_parameters_that_record_gradients_are_searched_without_a_warning() -> None:
+    A = torch.tensor([[-1.0]], dtype=torch.float64, requires_grad=True)
+    F = SelfAttention(AttentionParameters.from_bilinear(A, [[1.0]]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        worst_case(F, 1.0, n_atoms=2, starts=1, steps=2, generator=0)

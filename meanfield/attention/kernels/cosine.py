@@ -213,7 +213,7 @@ def qk_norm(
     eps = number(eps, "eps", least=0)
     gains: list[Any] = []
     for gain, name in ((query_gain, "query_gain"), (key_gain, "key_gain")):
-        given = as_float_tensor(gain, name)
+        given = as_float_tensor(gain, name).clone()
         check_finite(given, name)
         if given.ndim > 1 and (given.ndim != 3 or given.shape[1] != 1):
             raise ValueError(

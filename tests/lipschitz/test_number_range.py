@@ -1,0 +1,89 @@
+"""Certificates do not depend on the unit, also where squares leave the number range."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, local_lipschitz
+from meanfield.attention import kernels, normalizations
+from meanfield.layers import MLP, Bounded, Pointwise, contractive, invert
+from meanfield.lipschitz import ball_upper, cache_error, certified_radius
+from meanfield.lipschitz.certified import Readout
+
+F64, F32 = torch.float64, torch.float32
+UNITS = [(F64, 1e154), (F64, 1e-163), (F32, 1e19), (F32, 1e-24)]
+
+
+@pytest.mark.parametrize(("dtype", "c"), UNITS)
+def test_a_layer_is_inverted_in_any_unit(dtype, c):
+    mu = ParticleMeasure(c * torch.tensor([[1.0], [2.0]], dtype=dtype))
+    G = contractive(Pointwise(lambda x: x), 0.5, constant=1.0)
+    found = invert(G, G(mu), rtol=1e-4)
+    off = ((found.measure.points - mu.points) / c).abs().max()
+    assert found.error.isfinite() and off <= float(found.error / c) < 1e-3
+
+
+def test_an_error_that_is_no_number_has_not_converged():
+    G = contractive(Pointwise(lambda x: x), 0.5, constant=1.0)
+    nu = ParticleMeasure([[1.7e308], [1.7e308]])
+    assert not bool(invert(G, nu, strict=False).converged) or invert(G, nu).error.isfinite()
+
+
+@pytest.mark.parametrize("radius", [1e-100, 1e-163])
+def test_a_bounded_map_moves_as_far_in_any_unit(radius):
+    F = SelfAttention(AttentionParameters.from_bilinear([[0.0]], [[1.0]]))
+    mu = ParticleMeasure([[1.0], [2.0]])
+    bounds = Bounded(F, 1.0, "l2").ball_bounds(mu, torch.full((2,), radius, dtype=F64))
+    assert float(bounds.displacement.max()) >= radius
+
+
+@pytest.mark.parametrize(("dtype", "c"), [(F64, 1.0), *UNITS])
+def test_a_certified_radius_does_not_depend_on_the_unit_of_the_scores(dtype, c):
+    x = ParticleMeasure(torch.tensor([[3.0, 1.0]], dtype=dtype))
+    net = Pointwise(lambda x: x, lipschitz=1.0, curvature=0.0)
+    found = certified_radius(net, Readout(c * torch.eye(2, dtype=dtype)), x)
+    assert 1.4142 < float(found) <= 2**0.5 * (1 + 1e-6)
+
+
+@pytest.mark.parametrize(("dtype", "c"), [(F64, 1e-150), (F64, 1e-163), (F32, 1e-24)])
+def test_a_ball_of_a_feed_forward_layer_does_not_depend_on_the_unit(dtype, c):
+    F = MLP(torch.full((1, 2), c, dtype=dtype), torch.ones(1, 1, dtype=dtype), activation="tanh")
+    mu = ParticleMeasure(torch.ones(1, 2, dtype=dtype) / c)
+    inside = local_lipschitz(F, mu.replace(0 * mu.points))  # at distance √2/c
+    assert float(inside.value) <= float(ball_upper(F, mu, 1.42 / c)) < 1.01 * float(inside.value)
+
+
+@pytest.mark.parametrize("c", [1e-163, 1e-200, 1e200])
+def test_the_error_of_a_cache_does_not_depend_on_the_unit_of_the_values(c):
+    keys = values = torch.tensor([[1.0], [2.0]], dtype=F64)
+    one, other = (
+        cache_error([[1.0]], (keys, u * values), (keys, 2 * u * values), epsilon=0.1)
+        for u in (1.0, c)
+    )
+    for name in ("value", "gap", "slope"):
+        assert float(getattr(other, name) / c) == pytest.approx(float(getattr(one, name)))
+    steps = [
+        cache_error([[1.0]], None, (keys, u * values), within=(0.1, 0.1 * u), epsilon=0.1)
+        for u in (1.0, c)
+    ]
+    assert float(steps[1].value / c) == pytest.approx(float(steps[0].value))
+    far = cache_error([[1.0]], (keys, values), (keys, 2 * values), epsilon=1e200)
+    assert float(far.value) >= 3.0  # the hulls: from 1 to 4
+
+
+@pytest.mark.parametrize(("dtype", "far"), [(F64, 1e80), (F32, 1e12)])
+@pytest.mark.parametrize("kernel", [kernels.l2, kernels.dot_product])
+def test_where_an_absent_atom_is_has_no_part_in_a_ball_of_sigmoids(dtype, far, kernel):
+    eye = torch.eye(2, dtype=dtype)
+    parameters = AttentionParameters(0.01 * eye, 0.01 * eye, eye)
+    F = SelfAttention(parameters, kernel=kernel, normalization=normalizations.sigmoid)
+    weights = torch.tensor([0.5, 0.5, 0.0], dtype=dtype)
+    near, away = (
+        ParticleMeasure(torch.tensor([[1.0, 0], [0, 1], [x, 0]], dtype=dtype), weights=weights)
+        for x in (1.0, far)
+    )
+    for epsilon in (0.0, 0.1):
+        bound = float(ball_upper(F, away, epsilon))
+        assert bound >= float(local_lipschitz(F, near).value) * (1 - 1e-5)
+        assert bound == pytest.approx(float(ball_upper(F, near, epsilon)), rel=1e-5)
