@@ -180,7 +180,11 @@ def _parser() -> tuple[_Parser, Mapping[str, _Parser]]:
 
 def _add_run(run: argparse.ArgumentParser) -> None:
     run.add_argument("name", metavar="NAME", help="one of: " + ", ".join(EXPERIMENTS))
-    run.add_argument("--quick", action="store_true", help="small grid and random weights, seconds")
+    run.add_argument(
+        "--quick",
+        action="store_true",
+        help="small grid and random weights, seconds; those of --config too",
+    )
     run.add_argument(
         "--set",
         action="append",

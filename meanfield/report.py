@@ -17,7 +17,6 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import xarray as xr
 
 from meanfield.checks import as_path
@@ -27,6 +26,7 @@ from meanfield.figures.saving import render
 from meanfield.habits import with_hints
 from meanfield.results import read_provenance
 from meanfield.results.atomic import check_replaceable, make_folder, write_whole
+from meanfield.results.cases import answered, is_sweep
 from meanfield.results.shapes import as_dataset, parameters_of
 
 __all__ = ["write_report"]
@@ -152,9 +152,9 @@ def _outcome(ds: xr.Dataset) -> str:
         return f"{_counted(len(ds.data_vars), 'variable')}{f' with {sizes}' * bool(sizes)}{when}."
     n_cases, n_parameters = ds.sizes["case"], len(parameters_of(ds))
     ended = ""
-    if "status" in ds and "flag_meanings" in ds["status"].attrs:
+    if is_sweep(ds):
         words = ds["status"].attrs["flag_meanings"].split()
-        counts = np.bincount(ds["status"].values, minlength=len(words))
+        counts = [int((ds["status"].values == code).sum()) for code in range(len(words))]
         named = zip(counts, words, strict=True)
         ended = ": " + ", ".join(f"{k} {word.replace('_', ' ')}" for k, word in named if k)
     counted = f"{_counted(n_cases, 'case')} of {_counted(n_parameters, 'parameter')}"
@@ -168,10 +168,11 @@ def _troubles(ds: xr.Dataset) -> Iterator[str]:
     yield from (f"{n} failed: {text}" for text, n in messages[:_MESSAGES])
     if len(messages) > _MESSAGES:
         yield f"… and {len(messages) - _MESSAGES} other messages"
+    cases = answered(ds)
     for name in map(str, ds.data_vars):
         if f"{name}_converged" in ds:
-            known = ds[name].notnull()
-            n = int((known & ~ds[f"{name}_converged"].astype(bool)).sum())
+            known = cases[name].notnull()
+            n = int((known & (cases[f"{name}_converged"] != True)).sum())  # noqa: E712 - NaN too
             if n:
                 yield f"{name}: {n} of {int(known.sum())} did not converge"
 

@@ -17,6 +17,7 @@ import torch
 import xarray as xr
 
 from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, dynamics, sampling
+from meanfield.checks import choice
 from meanfield.experiments.experiment import Experiment
 from meanfield.experiments.settings import along, over, setting
 from meanfield.figures.canvas import figure
@@ -51,7 +52,7 @@ def measure(s: Settings, space: str, beta: float, generator: torch.Generator) ->
     """One flow, looked at on a logarithmic clock."""
     eye = torch.eye(3, dtype=torch.float64)
     F = SelfAttention(AttentionParameters.from_bilinear(beta * eye, eye))
-    on_sphere = space == "sphere"
+    on_sphere = choice(space, "space", ("sphere", "plane")) == "sphere"
     x = sampling.sphere(s.n_particles, 3, generator=generator)
     if not on_sphere:
         x = torch.randn(s.n_particles, 3, generator=generator, dtype=torch.float64)

@@ -97,7 +97,7 @@ def pinned(s: _Settings, **known: Any) -> _Settings:
     """
     source = s.source()
     layers = s.layers or tuple(range(source.n_layers))
-    if unknown := [layer for layer in layers if not 0 <= layer < source.n_layers]:
+    if unknown := [layer for layer in layers if layer not in range(source.n_layers)]:
         raise ValueError(f"layers: expected some of 0..{source.n_layers - 1}, got {unknown}")
     lengths, longest = np.ravel(s.n_tokens).tolist(), source.max_tokens
     if unfit := [n for n in lengths if not 1 <= n <= longest]:

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, bounds, local_lipschitz
 from meanfield.attention import kernels
+from meanfield.checks import choice
 from meanfield.experiments.experiment import Experiment
 from meanfield.experiments.settings import over, setting
 from meanfield.figures.charts import Chart, Curve, Formula
@@ -71,7 +72,7 @@ def tokens(s: Settings, spread: float) -> Tensor:
 def measure(s: Settings, kernel: str, spread: float, factor: float) -> dict[str, Any]:
     """Errors against steps, the certificate, and the steps that each constant asks for."""
     parameters = layer(s)
-    F = SelfAttention(parameters, kernel=_KERNELS[kernel])
+    F = SelfAttention(parameters, kernel=_KERNELS[choice(kernel, "kernel", _KERNELS)])
     constant = bounds.l2_attention_2(parameters, s.n_tokens)
     G = contractive(F, factor, constant=constant)
     mu = ParticleMeasure(tokens(s, spread))

@@ -14,6 +14,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -53,6 +54,23 @@ class Settings:
     starts: int = setting(32, "random starts per case", quick=8)
     steps: int = setting(300, "steps of Adam", quick=60)
     seed: int = setting(0, "seed of the starts, and of the layers with d > 1")
+
+
+def cases(s: Settings) -> list[dict[str, Any]]:
+    """The configurations.
+
+    Raises:
+        ValueError: shapes that are no pairs, or heads that do not divide the dimension.
+    """
+    pairs = [shape for shape in s.shapes if np.shape(shape) == (2,) and min(shape) > 0]
+    if len(pairs) < len(s.shapes) or any(dim % heads for dim, heads in pairs):
+        raise ValueError(
+            "shapes: expected pairs [d, H] of a dimension and a number of heads that divides it, "
+            f"such as [[1, 1], [4, 2]], got {list(s.shapes)}"
+        )
+    return [
+        {"dim": dim, "n_heads": heads, "n_tokens": n} for dim, heads in pairs for n in s.n_tokens
+    ]
 
 
 def layer(dim: int, n_heads: int, seed: int) -> AttentionParameters:
@@ -181,11 +199,7 @@ EXPERIMENT = Experiment(
         Variable("bound", "upper bound of the ∞-norm anywhere"),
         Variable("spread", "c = φ⁻¹(n−1)"),
     ],
-    grid=lambda s: [
-        {"dim": dim, "n_heads": heads, "n_tokens": n}
-        for dim, heads in s.shapes
-        for n in s.n_tokens
-    ],
+    grid=cases,
     parameters=[Variable("dim", "dimension d"), Variable("n_heads", "heads H")],
     figures={"tightness": TIGHTNESS},
 )

@@ -20,6 +20,7 @@ import xarray as xr
 
 from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, bounds, sampling, stack
 from meanfield.bounds.diracs import two_dirac_entry
+from meanfield.checks import number
 from meanfield.errors import NoCases
 from meanfield.experiments.experiment import Experiment
 from meanfield.experiments.settings import along, over, setting
@@ -114,6 +115,9 @@ def cases(s: Settings) -> list[dict[str, Any]]:
     Raises:
         ValueError: a sequence of one token, which is no pair; a dimension below 1.
     """
+    number(s.gamma, "gamma", above=0)
+    for radius in (*s.radii, *s.split_radii):
+        number(radius, "radii, split_radii", above=0)
     if flat := [d for d in s.dims if d < 1]:
         raise ValueError(f"dims: expected whole numbers ≥ 1, got {flat[0]}")
     if unfit := [n for n in s.n_tokens if n != 0 and n < 2]:

@@ -80,8 +80,12 @@ def formula(
         whole: whether f is of whole numbers, such as a number of tokens.
         **style: properties of the line.
     """
+    grid = np.geomspace if (is_log := ax.get_xscale() == "log") else np.linspace
+    x = np.asarray(x, float)
+    x = x[x > 0] if is_log else x
+    if not x.size:
+        return
     low, high = float(np.min(x)), float(np.max(x))
-    grid = np.geomspace if ax.get_xscale() == "log" else np.linspace
     fine = grid(low, high, _FINE)
     fine = np.unique(fine.round()) if whole else fine
     y = np.broadcast_to(np.asarray(f(fine), float), fine.shape)
@@ -126,7 +130,9 @@ def stairs(ax: Axes, rows: xr.Dataset, y: str, *, time: Any, label: str, **style
 def mark_unconverged(ax: Axes, x: Any, y: Any, converged: Any) -> None:
     """A red cross over every point that has not converged; nothing if all have."""
     x, y, good = np.broadcast_arrays(
-        np.asarray(x, float), np.asarray(y, float), np.asarray(converged).astype(bool)
+        np.asarray(x, float),
+        np.asarray(y, float),
+        np.asarray(converged) == True,  # noqa: E712 - of a flag that is NaN nothing is known
     )
     bad = ~good & np.isfinite(y)
     if bad.any():

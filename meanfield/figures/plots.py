@@ -14,7 +14,7 @@ from meanfield.errors import NoCases
 from meanfield.figures.canvas import FORMULA, figure, kind, ticks_at
 from meanfield.figures.charts import Chart, Curve, Formula, Key, Rows
 from meanfield.figures.curves import curve
-from meanfield.figures.selection import attribute, fits_of, levels, model_and_text, spelled
+from meanfield.figures.selection import attribute, fits_of, levels, listed, model_and_text, spelled
 from meanfield.results.cases import RESERVED, unless_nan
 from meanfield.results.shapes import parameters_of
 
@@ -92,7 +92,8 @@ def plot_growth(
 ) -> Axes:
     """A number of each case against a parameter, and bounds of it, dashed.
 
-    An axis is logarithmic if its values are positive and span a factor of 10.
+    An axis is logarithmic if the values of x, or of y, are positive and span a factor of 10; a
+    bound is then drawn where it is positive.
 
     Args:
         ds: a Dataset along `case`; points whose ``{y}_converged`` is false are marked. Where
@@ -124,7 +125,7 @@ def plot_growth(
 def growth(ds: xr.Dataset, x: str, y: str, by: str | None, bounds: Sequence[str]) -> Chart:
     """The chart of `plot_growth` for this Dataset."""
     words = {str(name): ds[name].attrs.get("long_name", str(name)) for name in ds.variables}
-    columns = (map(unless_nan, ds[name].values.tolist()) for name in (x, by) if name)
+    columns = (map(unless_nan, listed(ds[name].values)) for name in (x, by) if name)
     places = list(zip(*columns, strict=True))
     values = [] if by is None else levels(ds, by)
     texts = dict(zip(values, spelled(values), strict=True))
@@ -132,7 +133,7 @@ def growth(ds: xr.Dataset, x: str, y: str, by: str | None, bounds: Sequence[str]
     def label(rows: xr.Dataset) -> str:
         if by is None:
             return words[y]
-        value = rows[by].values.tolist()[0]
+        value = listed(rows[by].values)[0]
         return f"no {by}" if unless_nan(value) in (None, "") else f"{by} = {texts[value]}"
 
     scales = zip("xy", (_scale(ds[x]), _scale(ds[y])), strict=True)

@@ -61,6 +61,10 @@ def save_all(
             drawn = render(ds, draw, formats)
         except NoCases as error:
             made.append(f"no figure {name}: {error}")
+            for suffix in formats:  # it would be of an earlier run
+                old = folder / f"{stem}{'-' * bool(stem)}{name}.{suffix}"
+                if old.is_file():
+                    check_replaceable(old).unlink()
             continue
         for suffix, data in drawn.items():
             path = folder / f"{stem}{'-' * bool(stem)}{name}.{suffix}"

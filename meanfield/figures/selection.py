@@ -46,11 +46,16 @@ def attribute(ds: xr.Dataset, name: str) -> Any:
     return ds.attrs[name]
 
 
+def listed(values: np.ndarray) -> list[Any]:
+    """The entries as Python has them; dates, which it would have as integers, as they are."""
+    return list(values) if values.dtype.kind in "mM" else values.tolist()
+
+
 def levels(ds: xr.Dataset, name: str) -> list[Any]:
     """The values that a parameter has: numbers from small to large, words as the cases come."""
     values = ds[name].values
     in_words = values.dtype.kind in "OU"
-    return list(dict.fromkeys(values.tolist())) if in_words else np.unique(values).tolist()
+    return list(dict.fromkeys(values.tolist())) if in_words else listed(np.unique(values))
 
 
 def spelled(values: Sequence[Any]) -> list[str]:
@@ -65,7 +70,7 @@ def by_level(ds: xr.Dataset, *names: str) -> Iterator[tuple[Any, ...]]:
     Of several parameters the cases with each of the values that they have together: (colour,
     value, value, …, cases).
     """
-    columns = (map(unless_nan, ds[name].values.tolist()) for name in names)
+    columns = (map(unless_nan, listed(ds[name].values)) for name in names)
     there = set(zip(*columns, strict=True))
     every = itertools.product(*(levels(ds, name) for name in names))
     places = [place for place in every if tuple(map(unless_nan, place)) in there]

@@ -106,12 +106,18 @@ def unless_nan(value: Any) -> Any:
     return value if value == value else None
 
 
+def is_sweep(ds: xr.Dataset) -> bool:
+    """Whether its cases have the status of a sweep."""
+    status = ds.variables.get("status")
+    told = None if status is None else status.attrs.get("flag_meanings")
+    return status is not None and status.dims == ("case",) and told == _STATUS["flag_meanings"]
+
+
 def answered(ds: xr.Dataset) -> xr.Dataset:
     """The cases that have an answer, neither pending nor failed; all of what is no sweep."""
-    status = ds.variables.get("status")
-    if status is None or status.dims != ("case",) or "flag_meanings" not in status.attrs:
+    if not is_sweep(ds):
         return ds
-    finished = np.isin(status.values, (OK, NOT_CONVERGED))
+    finished = np.isin(ds["status"].values, (OK, NOT_CONVERGED))
     return ds if finished.all() else ds.isel(case=np.flatnonzero(finished))
 
 

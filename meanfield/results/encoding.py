@@ -56,6 +56,10 @@ def check_dataset(ds: xr.Dataset) -> None:
             attributes other than text and real numbers.
     """
     check_names([*as_dataset(ds).variables, *ds.dims])
+    if spaced := [name for name in map(str, ds.coords) if len(name.split()) != 1]:
+        raise ValueError(
+            f"expected names of coordinates without spaces, which files would lose, got {spaced}"
+        )
     for owner, attrs in [("ds", ds.attrs), *((str(n), v.attrs) for n, v in ds.variables.items())]:
         check_names(attrs)
         check_attrs(attrs, owner)
@@ -100,7 +104,7 @@ def _narrow(variable: xr.Variable, name: Any) -> xr.Variable:
     if values.dtype.kind in "OUT":
         if any("\0" in text for text in values.flat):
             raise ValueError(f"{name}: expected texts without NUL, which netCDF loses")
-        return xr.Variable(variable.dims, values.astype(object), attrs)
+        return empty_texts(xr.Variable(variable.dims, values.astype(object), attrs))
     if values.dtype.kind in "fb" or values.dtype in (np.int8, np.int16, np.int32):
         return variable
     low, high = (int(values.min()), int(values.max())) if values.size else (0, 0)
@@ -112,6 +116,15 @@ def _narrow(variable: xr.Variable, name: Any) -> xr.Variable:
     else:
         values = values.astype(str).astype(object)
     return xr.Variable(variable.dims, values, attrs)
+
+
+def empty_texts(variable: xr.Variable) -> xr.Variable:
+    """The variable; texts without entries, which files keep as numbers, with a note of that."""
+    if variable.size or variable.dtype.kind not in "OUT":
+        return variable
+    return xr.Variable(
+        variable.dims, np.zeros(variable.shape), variable.attrs | {STORED_AS: "object"}
+    )
 
 
 def _width(variable: xr.Variable) -> int:

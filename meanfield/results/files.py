@@ -23,7 +23,7 @@ from meanfield.results.atomic import (
     whole,
     write_new,
 )
-from meanfield.results.encoding import STORED_AS, check_dataset, decode, netcdf
+from meanfield.results.encoding import STORED_AS, check_dataset, decode, empty_texts, netcdf
 from meanfield.results.store import Store, is_store
 
 _CHUNK = 2**30  # bytes; Zstandard takes at most twice as many
@@ -31,7 +31,7 @@ _BEGIN = '{"": "'  # of the attribute with the digests
 # Attributes of a variable by which xarray or `decode` reads other numbers, or keeps notes.
 _TAKEN = (
     *("coordinates", "dtype", "_FillValue", "missing_value", STORED_AS),
-    *("scale_factor", "add_offset", "_Unsigned"),
+    *("scale_factor", "add_offset", "_Unsigned", "_Encoding"),
 )
 
 
@@ -193,6 +193,7 @@ def _zarr(ds: xr.Dataset) -> dict[str, Any]:
     from zarr.codecs import ZstdCodec
     from zarr.storage import MemoryStore
 
+    ds = ds.assign({n: empty_texts(v) for n, v in ds.variables.items() if not v.size})
     # One chunk per variable: the number of files dominates the time.
     encoding: dict[str, dict[str, Any]] = {
         str(n): {"_FillValue": None, "compressors": ZstdCodec(level=0, checksum=True)}

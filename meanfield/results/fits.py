@@ -138,6 +138,15 @@ def _by_dimension(*given: Any) -> list[Any]:
                 f"x, y, groups, converged: expected the same dimensions, got {dims} and "
                 f"{one.dims}; xarray.broadcast makes them alike, and .values has none"
             )
+    try:
+        xr.align(
+            *(one for one in given if isinstance(one, xr.DataArray)), join="exact", copy=False
+        )
+    except ValueError as error:
+        raise ValueError(
+            "x, y, groups, converged: expected the same coordinates in the same order, as points "
+            f"go by place; xarray.align sorts them alike, and .values has none: {error}"
+        ) from None
     return [one.transpose(*dims) if isinstance(one, xr.DataArray) else one for one in given]
 
 

@@ -163,7 +163,7 @@ def _collect(task: Task, found: Sequence[_Outcome]) -> dict[str, np.ndarray]:
 def _named(returned: Any) -> Any:
     """By name the arrays of what is labelled by xarray; anything else as it is."""
     if isinstance(returned, xr.DataArray):
-        return {str(returned.name or "value"): returned}
+        returned = returned.to_dataset(name=str(returned.name or "value"))
     if isinstance(returned, xr.Dataset):  # with the coordinates that stand beside its arrays
         return {str(n): returned[n] for n in returned.variables if n not in returned.dims}
     return returned
@@ -251,7 +251,10 @@ def _along(task: Task, variable: Variable, value: Any) -> Any:
         return value
     for dim in map(str, value.dims):
         found, known = value[dim].values, task.coords.get(dim)
-        if known is None or not np.array_equal(found, known):
+        same = known is not None and np.array_equal(
+            found, known, equal_nan=found.dtype.kind == np.asarray(known).dtype.kind == "f"
+        )
+        if not same:
             raise ValueError(
                 f"{dim}: expected the coordinates of the first case in every one, "
                 f"{known}, got {found}"

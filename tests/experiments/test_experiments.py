@@ -189,3 +189,30 @@ def test_an_experiment_of_the_library_is_pickled_by_name_and_a_changed_one_is_no
     assert copy.deepcopy(changed).batched
     with pytest.raises((pickle.PicklingError, AttributeError)):
         pickle.dumps(changed)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "words"),
+    [
+        ("l2-tightness", {"shapes": ((1, 2),)}, "shapes: expected pairs"),
+        ("l2-tightness", {"shapes": (4,)}, "shapes: expected pairs"),
+        ("two-dirac", {"gamma": 0.0}, "gamma: expected"),
+        ("two-dirac", {"split_radii": (0.0,)}, "split_radii: expected"),
+    ],
+)
+def test_settings_that_no_case_can_have_are_refused_before_the_first(name, changes, words):
+    experiment = get(name)
+    with pytest.raises(ValueError, match=words):
+        experiment.run(replace(experiment.quick, **changes), progress=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [("clustering", {"spaces": ("Sphere", "sphere")}), ("inversion", {"kernels": ("L2", "l2")})],
+)
+def test_a_word_that_is_none_fails_its_case_and_says_which_there_are(name, changes):
+    experiment = get(name)
+    ds = experiment.run(replace(experiment.quick, **changes), progress=False)
+    failed = ds.isel(case=ds.status.values == 3)
+    assert 0 < failed.sizes["case"] < ds.sizes["case"]
+    assert all("expected one of" in str(text) for text in failed.message.values)

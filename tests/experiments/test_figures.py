@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import itertools
 import re
 import shutil
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import torch
@@ -24,7 +26,7 @@ from meanfield import (
 )
 from meanfield.errors import NoCases
 from meanfield.experiments import clustering, kernel_growth, mean_field_limit, two_dirac
-from meanfield.figures.curves import curve, law
+from meanfield.figures.curves import curve, formula, law
 from meanfield.figures.legends import place_legend
 from meanfield.figures.plots import figures_of, secants
 from meanfield.figures.selection import best, by_level, levels, select
@@ -557,3 +559,46 @@ def test_names_at_the_ends_of_curves_stand_apart_and_below_the_title():
     assert all(low[1] <= high[0] for low, high in itertools.pairwise(ends))
     assert ends[-1][1] <= ax.title.get_window_extent().y0
     assert ends[0][1] < ax.transData.transform((0, 0.2))[1]  # the lone one stays at its curve
+
+
+def test_of_a_flag_that_is_nan_nothing_is_known():
+    flags = ("case", np.array([np.nan, 1.0]))
+    ds = xr.Dataset({"y": ("case", [1.0, 2.0]), "y_converged": flags}, {"x": ("case", [1.0, 2.0])})
+    lines = figures.plot_growth(ds, x="x", y="y").get_lines()
+    (crossed,) = [line for line in lines if "converged" in line.get_label()]
+    assert crossed.get_xydata().tolist() == [[1.0, 1.0]]
+
+
+def test_curves_may_go_by_dates():
+    days = np.array(["2020-01-01", "2020-01-02"] * 2, "datetime64[ns]")
+    values = ("case", [1.0, 2.0, 3.0, 4.0])
+    ds = xr.Dataset({"y": values}, {"x": ("case", [1.0, 1.0, 2.0, 2.0]), "day": ("case", days)})
+    ax = figures.plot_growth(ds, x="x", y="y", by="day")
+    assert [line.get_ydata().tolist() for line in ax.get_lines()] == [[1, 3], [2, 4]]
+    assert "2020-01-02" in ax.get_legend_handles_labels()[1][1]
+
+
+def test_a_formula_on_a_logarithmic_axis_begins_where_x_is_positive():
+    ax = plt.subplots()[1]
+    ax.set_xscale("log")
+    formula(ax, lambda x: x, [0.0, 1.0, 4.0])
+    formula(ax, lambda x: x, [0.0])
+    (line,) = ax.get_lines()
+    assert (line.get_xdata().min(), line.get_xdata().max()) == (1.0, pytest.approx(4.0))
+
+
+def test_a_figure_that_has_no_cases_now_leaves_none_of_an_earlier_run(tmp_path):
+    ds = xr.Dataset({"y": ("case", [1.0, 2.0])}, {"x": ("case", [1.0, 2.0])})
+    drawing = {"growth": functools.partial(figures.plot_growth, x="x", y="y")}
+    (path,) = figures.save_all(ds, drawing, tmp_path)
+    assert path.is_file()
+
+    def none(ds, ax=None):
+        raise NoCases("none")
+
+    assert figures.save_all(ds, {"growth": none}, tmp_path) == ["no figure growth: none"]
+    assert not path.exists()
+    path.write_bytes(b"mine")
+    with pytest.raises(FileExistsError):
+        figures.save_all(ds, {"growth": none}, tmp_path)
+    assert path.read_bytes() == b"mine"

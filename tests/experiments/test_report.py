@@ -324,3 +324,32 @@ def test_a_batch_is_told_by_its_ends():
     assert html.span(torch.tensor(3.0)) == "3"
     assert html.span(torch.tensor([[1.0, float("nan")], [4.0, 2.0]])) == "1 to 4 (4 numbers)"
     assert html.span(np.array([np.nan])) == "NaN" and html.span([]) == "none"
+
+
+def test_cases_that_failed_or_wait_are_not_told_as_unconverged(tmp_path):
+    def whole(x):
+        if x == 2:
+            raise ValueError("bad")
+        return {"k": int(x), "k_converged": x != 3}
+
+    task = Task(
+        whole, [Variable("k", "k", dtype="int64"), Variable("k_converged", "c", dtype="bool")]
+    )
+    ds = sweep(task, {"x": [1, 2, 3, 4]}, progress=False)
+    page = report.write_report(ds, tmp_path / "r.html").read_text()
+    assert re.findall("<li>([^<]*)</li>", page) == [
+        "1 failed: ValueError: bad",
+        "k: 1 of 3 did not converge",
+    ]
+
+
+def test_a_status_that_has_holes_or_is_of_another_kind_is_no_error(tmp_path):
+    ds = sweep(lambda x: {"y": x}, {"x": [1.0, 2.0, 3.0]}, progress=False)
+    page = report.write_report(ds.where(ds.x < 3), tmp_path / "r.html").read_text()
+    assert "2 ok" in page
+    flags = {"flag_masks": np.array([1, 4], np.int8), "flag_meanings": "good cloudy"}
+    other = xr.Dataset(
+        {"y": ("case", [1.0, 2.0]), "status": ("case", np.array([1, 4], np.int8), flags)},
+        {"x": ("case", [1.0, 2.0])},
+    )
+    report.write_report(other, tmp_path / "other.html")

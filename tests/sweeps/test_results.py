@@ -343,3 +343,37 @@ def test_results_load_neither_torch_nor_matplotlib():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_points_of_a_fit_go_by_place_and_so_have_the_same_labels():
+    x = xr.DataArray([1.0, 2, 4, 8, 16], dims="case", coords={"case": range(5)})
+    y = 3 * x**0.5
+    assert float(results.fit_power(x, y).exponent) == pytest.approx(0.5)
+    good = xr.DataArray([True] * 5, dims="case", coords={"case": range(5)})
+    for other in (
+        {"y": y[::-1]},
+        {"y": y, "converged": good[::-1]},
+        {"y": y, "groups": x[::-1]},
+    ):
+        with pytest.raises(ValueError, match="same coordinates in the same order"):
+            results.fit_power(x, **other)
+
+
+@pytest.mark.parametrize("suffix", [".zarr", ".nc"])
+@pytest.mark.parametrize(
+    "texts", [np.array([], object), np.array([], "U1"), np.zeros((0, 2), "U")]
+)
+def test_texts_without_entries_come_back(tmp_path, suffix, texts):
+    ds = xr.Dataset({"word": (("case", "k")[: texts.ndim], texts)})
+    found = results.read_dataset(results.write_dataset(ds, tmp_path / f"a{suffix}"))
+    assert found.word.shape == texts.shape and found.word.dtype == object
+
+
+@pytest.mark.parametrize("suffix", [".zarr", ".nc"])
+def test_what_would_not_come_back_as_it_is_is_refused(tmp_path, suffix):
+    ds = xr.Dataset({"y": ("case", [1.0])}, coords={"learning rate": ("case", [0.1])})
+    with pytest.raises(ValueError, match=r"coordinates without spaces.*learning rate"):
+        results.write_dataset(ds, tmp_path / f"a{suffix}")
+    ds = xr.Dataset({"y": ("case", [1], {"_Encoding": "utf-8"})})
+    with pytest.raises(ValueError, match="_Encoding"):
+        results.write_dataset(ds, tmp_path / f"a{suffix}")

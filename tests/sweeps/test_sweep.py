@@ -360,3 +360,13 @@ def test_a_line_comes_once_a_minute(monkeypatch, capsys):
             bar.advance(np.ones(1, int))
     # After 65 and 130 seconds, and at the end.
     assert len(capsys.readouterr().err.splitlines()) == 3
+
+
+def test_what_stands_beside_the_axis_of_an_array_is_kept():
+    def two(x):
+        beside = {"t": [0.0, np.nan], "word": ("t", ["a", "b"])}
+        return xr.DataArray([x, 2 * x], dims="t", coords=beside, name="y")
+
+    ds = sweep(two, {"x": [1.0, 2.0]}, progress=False)
+    assert ds.status.values.tolist() == [1, 1]
+    assert ds.word.values.tolist() == [["a", "b"]] * 2
