@@ -174,7 +174,9 @@ class SweepPlan:
             "seed": self.seed,
             **{f"fixed.{name}": plain for name, plain in function.settings.items()},
             **{
-                f"coords.{name}": canonical(v.tolist() if v.dtype.kind in "UO" else v)
+                f"coords.{name}": canonical(
+                    v.tolist() if v.dtype.kind in "UO" else v, f"coords.{name}"
+                )
                 for name, v in task.coords.items()
             },
             **{f"variable.{v.name}": [v.dtype, list(v.dims)] for v in task.variables or ()},
