@@ -19,8 +19,7 @@ their means and counts them twice; *eviction* drops the tokens that get the leas
 
 Three caches: MiniLM on a text, a random Llama, and normal keys of which four channels are shifted
 by 18: four bits per vector then keep a cosine of .996 and change the output by a third or more,
-while per channel, at a cosine of .9998, it changes by an eighth. The gaps of .90 and .32 that were
-told for such cosines are of keys like these with sharper queries; on MiniLM they do not occur.
+while per channel, at a cosine of .9998, it changes by an eighth. On MiniLM such gaps do not occur.
 """
 
 # %%

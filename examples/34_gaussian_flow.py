@@ -8,8 +8,9 @@ Does a Gaussian stay one, and does its covariance follow its equation?
     python examples/34_gaussian_flow.py [--quick] [--out DIR]
 
 For μ = N(m, Σ) softmax attention is affine, Γ(x) = V(m + ΣAx), so the flow stays Gaussian with
-Σ̇ = VΣAΣ + (VΣAΣ)ᵀ (Sander, Ablin, Blondel, Peyré, 2022); so is L2 attention, with
-(Σ⁻¹ + KᵀK)⁻¹ in place of the first Σ. n samples follow it with an error of order n^{−1/2}, as
+Σ̇ = VΣAΣ + (VΣAΣ)ᵀ; so is L2 attention, of weights e^{⟨Ax,y⟩ − ½‖Ky‖²}, with (Σ⁻¹ + KᵀK)⁻¹ in
+place of the first Σ (Castin, Ablin, Carrillo, Peyré, A Unified Perspective on the Dynamics of Deep
+Transformers, arXiv 2501.18322). n samples follow it with an error of order n^{−1/2}, as
 long as ‖A‖‖Σ‖ is of order 1: beyond it e^{⟨Ax,y⟩} is decided by the few largest samples.
 """
 

@@ -447,7 +447,7 @@ def check_same_kind(reference: Tensor, reference_name: str, tensor: Tensor, name
     if tensor.dtype != reference.dtype:
         raise TypeError(
             f"{name}: expected the dtype of {reference_name}, {reference.dtype}, "
-            f"got {tensor.dtype}; convert one of them with .to(dtype)"
+            f"got {tensor.dtype}; convert one of them with .to(dtype), an array with .astype"
         )
     if tensor.device != reference.device:
         raise ValueError(

@@ -94,6 +94,7 @@ def _normalised(logs: Tensor, given: Any, name: str, cure: str) -> Tensor:
         excess = torch.expm1(log_total.detach())
         worst = float(excess.flatten()[excess.abs().argmax()]) if logs.numel() else 0.0
         if not abs(worst) <= tolerance:
+            cure = cure if worst > -1 else "give one atom at least some of it"
             raise ValueError(f"{name}: expected a total mass of 1, got {1 + worst:.10g}; {cure}")
     return (logs - log_total).to(logs.dtype)
 

@@ -242,7 +242,7 @@ class ParticleMeasure(NoNumber, Hinted):
             what = points.dtype if isinstance(points, Tensor) else describe(points)
             raise TypeError(
                 f"points: expected a dense tensor of {own}, the measure's own, got {what}; "
-                "mu.to(dtype) changes all of a measure"
+                f"torch.as_tensor(points, dtype={own}) is one"
             )
         if points.ndim < 2 or points.shape[:-1] != self.points.shape[:-1]:
             raise ValueError(

@@ -88,8 +88,8 @@ with figures.style():
 # %%
 # Where there is none
 # -------------------
-# A largest singular value that is double has no derivative, and the backward pass says so. All
-# singular values of the mean are one number:
+# A largest singular value that is double has no derivative, and the backward pass says so. Of the
+# mean all singular values that are not 0 are 1:
 mean = SelfAttention(
     AttentionParameters(torch.zeros_like(query), key.detach(), torch.eye(4).double())
 )

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from types import FunctionType
 from typing import Any, final
 
 import torch
@@ -377,4 +378,5 @@ class SelfAttention(Map):
 
 def _check_kind(value: object, kind: Any, name: str, what: str) -> None:
     if not isinstance(value, kind):
-        raise TypeError(f"{name}: expected {what}, got {describe(value)}")
+        hint = f"; call it: {value.__name__}(…)" if isinstance(value, FunctionType) else ""
+        raise TypeError(f"{name}: expected {what}, got {describe(value)}{hint}")

@@ -218,7 +218,7 @@ def ratios(causal: bool) -> Callable[..., Axes]:
 
     @figure("found/two_dirac_lower", "found_converged")
     def draw(ds: xr.Dataset, *, ax: Axes) -> Axes:
-        """Upper bound and largest constant found, over what two Diracs reach, against ‖A‖R².
+        """Upper bound and largest found, over the lower bound of two Diracs, against ‖A‖R².
 
         Where they differ by 5e-8 the eye sees it: the axis is logarithmic in the distance from 1.
         """
@@ -229,13 +229,15 @@ def ratios(causal: bool) -> Callable[..., Axes]:
         formula(ax, ratio, rows.c, "--", color="tab:orange", label="upper bound", linewidth=1.4)
         style: Any = {"color": "tab:blue", "label": "found", "flag": "found_converged"}
         curve(ax, rows, "c", "found/two_dirac_lower", "o", **style)
-        ax.axhline(1.0, color="tab:green", linestyle=":", label="two Diracs", gid=FORMULA)
+        ax.axhline(
+            1.0, color="tab:green", linestyle=":", label="lower bound, two Diracs", gid=FORMULA
+        )
         ends = ax.get_ylim()
         ticks = {1 + s * 10.0**k: f"$1 {sign} 10^{{{k}}}$"
                  for s, sign in ((1, "+"), (-1, "-")) for k in range(0, -9, -2)}  # fmt: skip
         ax.set_yticks([1.0, *ticks], ["1", *ticks.values()])
         ax.set_ylim(ends)
-        ax.set(xlabel=rows.c.long_name, ylabel="over what two Diracs reach")
+        ax.set(xlabel=rows.c.long_name, ylabel="over the lower bound of two Diracs")
         ax.set_title(f"Bounds and what is found, {kind(causal)}")
         return ax
 

@@ -217,7 +217,7 @@ def check_derivative(
         raise NoDerivativeError(
             f"{name}: expected a map with a derivative at the measure, got one whose image of "
             f"atom {atom} changes at other rates on one side than on the other, as relu and abs "
-            "do at 0; move the atom a little, or give a subclass of Map its own local_upper"
+            "do at 0; move the atom a little, or ask bounds.local_upper, which a map may declare"
         )
     _compare(product, found, name)
     zeta = torch.where(present, _normal(product, generator), 0.0)

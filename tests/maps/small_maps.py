@@ -172,7 +172,7 @@ def _attentions():
 
 
 def _on_the_sphere(dtype):
-    return Velocity(attention(dtype=dtype), constraint_at("sphere", cloud(dtype=dtype).points))
+    return Velocity(attention(dtype=dtype), constraint_at("sphere", cloud(dtype=dtype)))
 
 
 # Name -> a function of the dtype.
