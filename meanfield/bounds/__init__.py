@@ -11,7 +11,7 @@ The statements, and in brackets whose they are:
 - `tokens`: ‖V‖Λ(min(√C_n, D(c)), √(1+c²), c), n tokens, about c√(n/2) (this package)
 - `two_dirac_lower`: √(t(1−t))(1+2(1−t)c)e^c is reached for V = I (this package)
 - `masked_two_dirac_lower`: p/(p−1) times that (this package)
-- `tokens_lower`: about c√(n/2) is reached, less where n is large, A = −γI (this package)
+- `tokens_lower`: about c√(n/2) is reached, and c√n/2 up to n = e^{2c} (this package)
 - `capped_mean_field`, `l2_mean_field`: other scores than ⟨Ax, y⟩ (this package)
 - `local_upper`: the constant at one μ, from its attention weights (this package)
 - `theorem_3_3`: √3 ‖V‖ (‖A‖²R⁴(4n+1) + n)^½, n tokens, masked too ([CAP24] Thm 3.3, 4.3)

@@ -93,7 +93,7 @@ def tokens_lower(norm_A: Any, radius: Any, n: Any) -> Any:
 
     A = −(c/R²)I, n − 2 tokens stand at −Re₁ and see two at R(z, ±√(1−z²)), which are the first
     under a mask and move along e₁ in opposite senses. For c ≫ ln n it is c√(n/2)(1 + o(1)), the
-    upper end (`tokens`): √n hides the factor c. For few tokens, and for many up to n = e^{2c},
+    upper end (`tokens`): √n hides the factor c. For few tokens, and for e^c < n < e^{2c},
     ½√((n−1)(1 + c² + ln(n−1))) is larger, without a mask: A/‖A‖ is a rotation, and n − 1 tokens
     at x, |x| = R, pay half of their attention to one at −x, ⟨Ax, −2x⟩ = ln(n−1).
 
@@ -115,7 +115,7 @@ def tokens_lower(norm_A: Any, radius: Any, n: Any) -> Any:
     c, n = exponent(norm_A, radius)[0], counts(n)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         logs = np.log(n - 1)
-        far = np.sqrt((n - 1) * (1 + c * c + logs)) / 2
+        far = np.sqrt(n - 1) * np.hypot(c, np.sqrt(1 + logs)) / 2
         one = np.where((n > 1) & (logs <= 2 * c), far, 0.0)
 
         def two(height: np.ndarray) -> np.ndarray:

@@ -138,4 +138,6 @@ def _log_by_three_norms(
         steep = log_top + (1 - 1 / p) * first - np.log(1 - 1 / p)
         width = np.where(power == 0, length, -np.expm1(-np.abs(power) * length) / np.abs(power))
         middle = log_norm - np.log(2) + np.maximum(power * first, power * second) + np.log(width)
-    return np.logaddexp(steep, middle)
+    # Logarithms as large as c lose c units in the last place; as p → ∞ what is left is M.
+    lost = 16 * np.finfo(float).eps * (np.abs(log_norm) + np.abs(log_top))
+    return np.where(p == np.inf, log_mean, np.logaddexp(steep, middle) + lost)

@@ -86,8 +86,10 @@ def sigmoid_mean_field(
     Source: this package. Proved.
     """
     turning, turned = exponent(norm_A, radius, shift)
-    biased = norms(key_shift, "key_shift") * norms(radius, "radius")
-    return out(norms(norm_V, "norm_V") * (1 + (turning + turned + biased) / 4))
+    v = norms(norm_V, "norm_V")
+    with np.errstate(over="ignore", invalid="ignore"):
+        biased = norms(key_shift, "key_shift") * norms(radius, "radius")
+        return out(np.where(v > 0, v * (1 + (turning + turned + biased) / 4), 0.0))
 
 
 def capped_mean_field(
@@ -129,7 +131,7 @@ def capped_mean_field(
     if not (cap > 0).all():
         raise ValueError(f"tau: expected numbers > 0, got {tau!r}")
     with np.errstate(over="ignore"):
-        oscillation = 2 * cap * np.tanh(turning / cap)
+        oscillation = 2 * (cap * np.tanh(turning / cap))  # no 2 · cap: it may overflow
         turned = turned + norms(key_shift, "key_shift") * norms(radius, "radius")
     return _bounded(v, turning, oscillation, turned, causal)
 

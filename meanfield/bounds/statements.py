@@ -186,10 +186,9 @@ def best_pair(question: Question, bound: Callable[[float], float]) -> float:
     along Vu, whatever V; so ‖Vu‖ times the number for V = I is reached.
     """
     V = question.layer.V[0]
-    return max(
-        _BELOW * float(np.linalg.norm(V @ u)) * bound(max(-value, value / 8))
-        for value, u in question.eigenpairs
-    )
+    pairs = [(math.hypot(*(V @ u)), value) for value, u in question.eigenpairs]
+    reached = (_BELOW * size * bound(max(-value, value / 8)) for size, value in pairs if size)
+    return max(reached, default=0.0)
 
 
 def far_token(question: Question) -> float:

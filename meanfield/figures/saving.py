@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -63,8 +64,8 @@ def save_all(
             made.append(f"no figure {name}: {error}")
             for suffix in formats:  # it would be of an earlier run
                 old = folder / f"{stem}{'-' * bool(stem)}{name}.{suffix}"
-                if old.is_file():
-                    check_replaceable(old).unlink()
+                with contextlib.suppress(FileExistsError):  # somebody's own file stays
+                    check_replaceable(old).unlink(missing_ok=True)
             continue
         for suffix, data in drawn.items():
             path = folder / f"{stem}{'-' * bool(stem)}{name}.{suffix}"

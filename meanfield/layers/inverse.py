@@ -206,7 +206,7 @@ class _Stage:
             for weighted in (J.matvec(top.direction), top.direction)
         )
         # A constant of 0 holds for what does not move.
-        return torch.where((run > 0) & (rise > 0), rise / (self.map.constant * run), 0.0)
+        return torch.where((run > 0) & ~(rise <= 0), rise / (self.map.constant * run), 0.0)
 
 
 def _reason(answer: Inversion, rtol: float) -> str:

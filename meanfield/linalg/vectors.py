@@ -38,7 +38,7 @@ def normalised(vectors: Tensor) -> tuple[Tensor, Tensor]:
     Scaled first, since squares may leave the number range.
     """
     peak = vectors.abs().amax(-1, keepdim=True)
-    scaled = vectors / torch.where(peak > 0, peak, 1.0)
+    scaled = vectors / torch.where((peak > 0) & (peak < math.inf), peak, 1.0)  # ∞ stays ∞
     length = lengths_in_range(scaled)[..., None]
     unit = scaled / torch.where(length > 0, length, 1.0)
     return unit, (length * peak)[..., 0]

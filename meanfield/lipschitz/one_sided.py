@@ -31,7 +31,7 @@ def one_sided(
     """ω = sup ⟨f, Jf⟩/‖f‖², J the derivative of F at μ in L²(μ), atoms that split included.
 
     Along the flow x′ = Γ_{μ_t}(x) distances grow as e^{∫ω} at most: ω is never above the local
-    constant, ¼ to 0.9 of it on random layers of attention, and may be negative: then the flow
+    constant, 0.2 to 0.9 of it on random layers of attention, and may be negative: then the flow
     contracts. It is the larger of λ_max of the symmetric parts of D^½JD^−½ and of D_xΓ_μ(xᵢ), for
     the means of the parts of split atoms and what is left of them are orthogonal.
 

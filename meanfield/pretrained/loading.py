@@ -164,7 +164,8 @@ def _of_transformers(model: Any, causal: bool | None, name: str, tokenizer: Any)
     if causal is not None and as_bool(causal, "causal") != own:
         raise ValueError(
             f"causal: expected {own} or None, as the configuration of the model has it, got "
-            f"{causal}; change model.config.is_decoder or is_causal first"
+            f"{causal}; change its configuration first: is_decoder of an encoder, is_causal of a "
+            "decoder"
         )
     return Transformer(name, family, own, model.base_model, tokenizer)
 

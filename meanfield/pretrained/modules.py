@@ -113,6 +113,11 @@ def layer_norm(module: Any) -> LayerNorm:
     """Of a `torch.nn.LayerNorm`."""
     check_forward(module, torch.nn.LayerNorm)
     bias = None if module.bias is None else module.bias.detach()
+    if module.weight is None:
+        raise ValueError(
+            "expected a LayerNorm with a weight, got one with elementwise_affine=False; a weight "
+            "of ones is the same"
+        )
     return LayerNorm(module.weight.detach(), bias, module.eps)
 
 
@@ -247,7 +252,13 @@ def masked_by(config: Any, default: bool) -> bool:
             "attention and does not with fused; set is_causal=False instead, which both obey"
         )
     # Only files that change it have the field.
-    return default and bool(getattr(config, "is_causal", True))
+    is_causal = bool(getattr(config, "is_causal", default))
+    if is_causal > default:
+        raise ValueError(
+            "expected is_causal=False in the configuration of an encoder, got True: transformers "
+            "masks such a model with fused attention and does not with plain"
+        )
+    return is_causal
 
 
 def check_absolute_positions(config: Any) -> None:

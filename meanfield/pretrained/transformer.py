@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from meanfield.attention import AttentionParameters, SelfAttention
-from meanfield.checks import as_bool, count, to_host
+from meanfield.checks import as_bool, count, to_host, without_autocast
 from meanfield.habits import Hinted, with_hints
 from meanfield.layers import Chain
 from meanfield.maps import Map
@@ -339,6 +339,7 @@ class Transformer(Hinted):
             raise ValueError(f"length: expected at least {longest} places, got {places}")
         return [_joined(each, places, runs.single) for each in zip(*clouds, strict=True)]
 
+    @without_autocast
     def _entering(self, modules: list[Any], run: Mapping[str, Tensor]) -> list[Tensor]:
         """The hidden states ``(batch, n, d)`` that enter the module of each layer in one run."""
         exact = InFloat64() if self.dtype == torch.float64 else nullcontext()

@@ -9,7 +9,7 @@ import dataclasses
 import random
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -160,10 +160,16 @@ def _collect(task: Task, found: Sequence[_Outcome]) -> dict[str, np.ndarray]:
     return columns
 
 
-def _named(returned: Any) -> Any:
-    """By name the arrays of what is labelled by xarray; anything else as it is."""
+def _named(returned: Any, known: Container[str] | None) -> Any:
+    """By name the arrays of what is labelled by xarray; anything else as it is.
+
+    With an array come the coordinates beside its axes, of those variables that are known.
+    """
     if isinstance(returned, xr.DataArray):
-        returned = returned.to_dataset(name=str(returned.name or "value"))
+        name = str(returned.name or "value")
+        beside = {str(n): c for n, c in returned.coords.items() if n not in returned.dims}
+        named = {n: c for n, c in beside.items() if c.dims and c.dtype.kind in _INFERRED}
+        return {name: returned} | {n: named[n] for n in named if known is None or n in known}
     if isinstance(returned, xr.Dataset):  # with the coordinates that stand beside its arrays
         return {str(n): returned[n] for n in returned.variables if n not in returned.dims}
     return returned
@@ -231,7 +237,7 @@ def _message(error: BaseException) -> str:
 
 def _values(task: Task, returned: Any, n_cases: int) -> tuple[dict[str, Any], Task]:
     """What the function returned, if it has the declared names, shapes and types, and these."""
-    returned = _named(returned)
+    returned = _named(returned, None if task.variables is None else task.labels.shapes)
     task = _infer(task, returned) if task.variables is None else task
     shapes, leading = task.labels.shapes, (n_cases,) if task.batched else ()
     if not isinstance(returned, Mapping) or returned.keys() != shapes.keys():

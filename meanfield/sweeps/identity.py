@@ -205,7 +205,7 @@ class _Seen:
         if name in _changed_within(self._tree(file)):
             return
         for part in _made_by_lines(value, bound, own):
-            with contextlib.suppress(TypeError):  # a lock, a generator: the line has to do
+            with contextlib.suppress(Exception):  # a lock, a generator: the line has to do
                 text = to_json(self.plain(name, part))
                 self.source[name] = digest(self.source[name] + text)
 
@@ -320,12 +320,25 @@ def _made_by_lines(value: Any, bound: list[ast.stmt], own: bool) -> Iterator[Any
             yield from map(repr, map(_bytecode, _codes(value)))
     for function in _functions(value) if own else ():
         for name, content in _closed_over(function):
-            if name not in _rebound([function.__code__]) and not isinstance(content, _CACHES):
-                yield name_in_store(content) if isinstance(content, NAMED) else content
+            if name not in _rebound([function.__code__]):
+                yield from _lasting(content)
         if not all(map(_is_literal, _defaults(bound))):
-            yield from (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
+            for default in (
+                *(function.__defaults__ or ()),
+                *(function.__kwdefaults__ or {}).values(),
+            ):
+                yield from _lasting(default)
     for name in _made_attributes(bound) if own and isinstance(value, type) else ():
-        yield vars(value).get(name)
+        yield from _lasting(vars(value).get(name))
+
+
+def _lasting(value: Any) -> Iterator[Any]:
+    """A value that a run does not change: of functions their names, of caches and objects none."""
+    plain = value if isinstance(value, tuple) else (value,)
+    if isinstance(value, NAMED):
+        yield name_in_store(value)
+    elif all(isinstance(one, _PLAIN) for one in plain) or hasattr(value, "dtype"):  # an array
+        yield value
 
 
 def _defaults(bound: list[ast.stmt]) -> list[ast.expr]:

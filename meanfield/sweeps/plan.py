@@ -17,6 +17,8 @@ import contextlib
 import copy
 import inspect
 import itertools
+import random
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cached_property
@@ -138,7 +140,8 @@ class Work:
 
     def settings(self) -> dict[str, Any]:
         """The fixed settings for one case, which may change them."""
-        return {name: _copied(value) for name, value in self.fixed.items()}
+        memo: dict[int, Any] = {}  # what is one object in two settings stays one
+        return {name: _copied(value, memo) for name, value in self.fixed.items()}
 
 
 @dataclass(frozen=True)
@@ -258,6 +261,7 @@ def make_plan(
     parameters = {name for kind in kinds for name in kind}
     if both := sorted(parameters & set(fixed)):
         raise ValueError(f"fixed: expected names that are not in the grid, got {both} in both")
+    _refuse_generators(fixed)
     task = fn if isinstance(fn, Task) else Task(fn)
     for case in kinds.values():
         _check_signature(task, {**fixed, **case})
@@ -277,14 +281,14 @@ def make_plan(
 
 def _check_signature(task: Task, arguments: Mapping[str, Any]) -> None:
     signature = inspect.signature(task.function)
-    random = {"seeds"} if task.batched else {"seed", "generator"}
+    drawn = {"seeds"} if task.batched else {"seed", "generator"}
     try:
-        signature.bind(**arguments, **dict.fromkeys((random & task.arguments) - set(arguments)))
+        signature.bind(**arguments, **dict.fromkeys((drawn & task.arguments) - set(arguments)))
     except TypeError as error:
         raise TypeError(
             f"fn: expected a function of the parameters {sorted(arguments)}, got "
             f"{name_of(task.function)}{signature}: {error}; beside these it may take "
-            f"{' or '.join(sorted(random))}"
+            f"{' or '.join(sorted(drawn))}"
         ) from None
 
 
@@ -307,12 +311,25 @@ def _check_names(task: Task, parameters: Iterable[str] = ()) -> None:
         )
 
 
-def _copied(value: Any) -> Any:
-    """A copy; the same object where its class says what it is, or of what cannot be copied."""
-    if not hasattr(type(value), "identified_by"):
+def _copied(value: Any, memo: dict[int, Any]) -> Any:
+    """A copy; the same object of what cannot be copied, or says in its class what it is."""
+    holds = is_dataclass(value) or isinstance(value, (list, dict, set))
+    if holds or not hasattr(type(value), "identified_by"):
         with contextlib.suppress(Exception):  # objects raise what they like
-            return copy.deepcopy(value)
+            return copy.deepcopy(value, memo)
     return value
+
+
+def _refuse_generators(fixed: Mapping[str, Any]) -> None:
+    """Refuse streams of random numbers, which would be the same in each case, or in none."""
+    torch = sys.modules.get("torch")
+    kinds = (np.random.Generator, np.random.RandomState, random.Random)
+    for name, value in fixed.items():
+        if isinstance(value, (*kinds, *([torch.Generator] if torch else []))):
+            raise TypeError(
+                f"fixed: expected no generator, got {name}={describe(value)}; name an argument of "
+                "the function `generator` or `seed`: each case gets its own"
+            )
 
 
 def _by_field(fixed: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

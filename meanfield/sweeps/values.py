@@ -76,7 +76,8 @@ def canonical(value: Any, name: str = "value", named: list[Any] | None = None) -
         return repr(int(value)) if large else repr(float(value) + 0.0)  # -0.0 is 0.0
     if isinstance(value, defaultdict):
         parts: dict[str, Any] = {"default": value.default_factory, "items": dict(value)}
-        return {n: canonical(part, f"{name}.{n}", named) for n, part in parts.items()}
+        found = {n: canonical(part, f"{name}.{n}", named) for n, part in parts.items()}
+        return {"type": "defaultdict"} | found
     if isinstance(value, Mapping):
         if all(isinstance(key, str) for key in value):
             return {key: canonical(value[key], f"{name}.{key}", named) for key in sorted(value)}

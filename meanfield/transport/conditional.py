@@ -117,10 +117,13 @@ def conditioned_pair(
 
 def _conditions(value: Any, measure: ParticleMeasure, name: str) -> Tensor:
     """Conditions of the atoms of a measure, (*batch, n, k)."""
-    found = as_float_tensor(value, f"conditions of {name}", like=measure.points)
+    _refuse_large_integers(value, f"conditions of {name}")
+    # Of double precision beside points in single too: other numbers are other conditions.
+    found = as_float_tensor(value, f"conditions of {name}", like=measure.points[..., :1].double())
     check_finite(found, f"conditions of {name}")
     n = measure.n_particles
-    if found.ndim and found.shape[-1] == n and found.shape[-2:-1] != (n,):
+    is_number = found.ndim and found.shape[-1] == n and found.shape[-2:-1] != (n,)
+    if is_number or found.shape == (*measure.batch_shape, n):
         found = found[..., None]
     if found.ndim < 2 or found.shape[-2] != n:
         raise ValueError(
@@ -135,6 +138,16 @@ def _conditions(value: Any, measure: ParticleMeasure, name: str) -> Tensor:
             f"conditions of {name}: expected the batch axes of its points, {batch}, got "
             f"{tuple(found.shape[:-2])}"
         ) from None
+
+
+def _refuse_large_integers(value: Any, name: str) -> None:
+    """Integers that double precision does not tell apart, as hashes."""
+    kind = str(getattr(value, "dtype", "")).removeprefix("torch.")
+    if kind.startswith(("int", "uint")) and len(value) and int(abs(value).max()) > 2**53:
+        raise ValueError(
+            f"{name}: expected integers up to 2⁵³, which float64 tells apart, got larger ones; "
+            "number them anew, as numpy.unique(..., return_inverse=True) does"
+        )
 
 
 def solved_by_condition(

@@ -78,7 +78,7 @@ def sinkhorn_divergence(
     scaling = number(scaling, "scaling", above=0, below=1)
     mu, nu, as_numpy = as_measures(mu, nu)
     batch, n, m, d = mu.batch_shape, mu.n_particles, nu.n_particles, mu.dim
-    centre = mu.mean().detach().reshape(-1, d).mean(0)
+    centre = mu.mean().detach()[..., None, :]  # of each pair, which others have no part in
     # Atoms without mass are put to the centre, so that they have no part in the diameter.
     x, y = (
         torch.where(t.log_weights[..., None] > -math.inf, t.points - centre, 0.0).reshape(
@@ -95,7 +95,7 @@ def sinkhorn_divergence(
         _divergence(p, left, q, right, diameter_of(left, right), **settings)
         for p, left, q, right in cases
     ]
-    found = 2 * torch.stack(each).reshape(batch)
+    found = 2 * torch.stack(each).reshape(batch) if each else x.new_zeros(batch)
     return to_host(found)[()] if as_numpy else OneDerivative.apply(found)
 
 
@@ -152,7 +152,9 @@ def conditional_sinkhorn_divergence(
     else:
         pairs = zip(_flat(measures.mu), _flat(measures.nu), s, t, strict=True)
         each = [_conditional(left, right, u, v, settings) for left, right, u, v in pairs]
-        found = OneDerivative.apply(torch.stack(each).reshape(measures.mu.batch_shape))
+        batch = measures.mu.batch_shape
+        stacked = torch.stack(each).reshape(batch) if each else measures.mu.points.new_zeros(batch)
+        found = OneDerivative.apply(stacked)
     return to_host(found)[()] if measures.as_numpy else found
 
 

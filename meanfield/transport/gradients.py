@@ -84,7 +84,7 @@ def wp(
     Args:
         mu: μ, as for `solve_w2`.
         nu: ν, likewise.
-        p: the order, at least 1. Below 2 the distance of two atoms that coincide has no second
+        p: the order, from 1 to 100. Below 2 the distance of two atoms that coincide has no second
             derivative, and for p = 1 no gradient either: 0 is taken.
         weights: as for `solve_w2`.
         rtol: as for `solve_wp`.

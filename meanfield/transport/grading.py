@@ -61,7 +61,7 @@ def certify(
             ‖x − y‖^p itself (GeomLoss has half of it for p = 2: multiply by 2; POT's
             solvers with ``reg=`` have potentials over `reg`: multiply by that). Without them the
             lower end is that of nearest points.
-        p: the order, at least 1.
+        p: the order, from 1 to 100.
         rtol: what `converged` means. Nothing is raised where it is not met.
 
     Returns:

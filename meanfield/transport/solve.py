@@ -153,7 +153,7 @@ def solve_wp(
     Args:
         mu: μ, as for `solve_w2`.
         nu: ν, likewise.
-        p: the order, at least 1. Large orders look at the largest displacements only, and leave
+        p: the order, from 1 to 100. Large orders look at the largest displacements only, and leave
             a solver few digits for the others: the interval says how many.
         weights: as for `solve_w2`.
         rtol: how closely plan and potentials must meet, relative to W_p.
@@ -180,7 +180,7 @@ def solve_wp(
 
 def as_order(p: Any) -> float:
     """The order of a distance; whole numbers as integers, whose powers are cheaper."""
-    p = number(p, "p", least=1)
+    p = number(p, "p", least=1, most=100)  # beyond it powers leave the number range
     return int(p) if p.is_integer() else p
 
 

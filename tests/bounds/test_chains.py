@@ -243,6 +243,7 @@ def test_one_light_token_reaches_what_few_and_many_tokens_have_from_below(c, n):
     mu = ParticleMeasure([[-1.0, 0.0], *[[1.0, 0.0]] * (n - 1)])
     f = torch.zeros(n, 2, dtype=F64)
     f[0] = torch.as_tensor(turn[:, 0])
+    assert bounds.tokens_lower(1.0, 1.0, 12) < 0.5 * math.sqrt(11 * (2 + math.log(11)))  # > e²
     moved = torch.func.jvp(lambda x: F(mu.replace(x)).points, (mu.points,), (f,))[1]
     assert float(moved[1:].norm()) == pytest.approx(lower, rel=1e-12)
     assert lower < bounds.tokens(c, 1.0, 1.0, n)
@@ -251,7 +252,10 @@ def test_one_light_token_reaches_what_few_and_many_tokens_have_from_below(c, n):
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(("c", "n"), [(3.0, 50), (9.0, 10), (9.0, 50), (30.0, 300)])
 def test_three_clusters_reach_what_n_tokens_have_from_below(c, n, causal):
-    lower, best = bounds.tokens_lower(c, 1.0, n), 0.0
+    z = np.linspace(-1, 1, 20_001)
+    formula = math.sqrt(2 * (n - 2)) * c * np.sqrt(1 - z**2) / (2 + (n - 2) * np.exp(-c * (1 + z)))
+    lower, best = float(formula.max()), 0.0
+    assert bounds.tokens_lower(c, 1.0, n) >= lower * (1 - 1e-6)
     F = SelfAttention(AttentionParameters.from_bilinear(-c * np.eye(2), np.eye(2)), causal=causal)
     for z in np.linspace(-0.9, 0.9, 46):
         points = np.tile([-1.0, 0.0], (n, 1))

@@ -18,6 +18,7 @@ from meanfield.attention.kernels import alibi, cosine, l2, qk_norm, rotary, soft
 from meanfield.attention.normalizations import sigmoid, sink
 from meanfield.bounds.layer import Layer
 from meanfield.bounds.rates import mean_field_by_rate
+from meanfield.bounds.scores import sigmoid_mean_field
 from meanfield.layers import Chain, LayerNorm
 from meanfield.lipschitz import local_lipschitz
 from meanfield.measures import ParticleMeasure
@@ -470,3 +471,26 @@ def test_bounds_of_a_layer_in_single_precision_are_those_of_its_numbers():
             assert (one.value is None) == (other.value is None)
             if one.value is not None:
                 assert float(one.value) == pytest.approx(float(other.value), rel=1e-12)
+
+
+@pytest.mark.parametrize("order", [[0, 1], [1, 0]])
+def test_two_diracs_do_not_depend_on_the_names_of_coordinates(order):
+    A, V = np.diag(np.array([-800.0, -1.0])[order]), np.diag(np.array([0.0, 1.0])[order])
+    row = bounds.table(SelfAttention(AttentionParameters.from_bilinear(A, V)), 1.0, 5)
+    assert row.row("two Diracs").value == pytest.approx(bounds.two_dirac_lower(1.0, 1.0))
+    large = SelfAttention(AttentionParameters.from_bilinear([[-1.0]], [[1e200]]))
+    rows = bounds.table(large, 1.0, 5)
+    assert rows.row("two Diracs").value < rows.row("mean field").value < np.inf
+
+
+def test_bounds_at_the_ends_of_the_number_range():
+    for c in (1e5, 1e10, 1e100):
+        found = bounds.masked_mean_field(c, 1.0, 1.0, p=math.inf)
+        assert found == pytest.approx(c + math.hypot(1, c), rel=2e-12)
+        assert found >= (c + math.hypot(1, c)) * (1 - 1e-15)
+    for c, n in ((1e155, 2), (1e6, 1e300), (1e200, 5)):
+        assert 0 < bounds.tokens_lower(c, 1.0, n) <= bounds.tokens(c, 1.0, 1.0, n)
+    assert sigmoid_mean_field(1.0, 0.0, 1e160) == 0
+    assert bounds.capped_mean_field(0.0, 1.0, 1.0, 1e308) == pytest.approx(1.0)
+    wide = bounds.capped_mean_field(1.0, 1.0, 1.0, 1e308)
+    assert wide == pytest.approx(bounds.capped_mean_field(1.0, 1.0, 1.0, 1e9))

@@ -18,6 +18,7 @@ import xarray as xr
 from meanfield import html, report
 from meanfield.errors import NoCases
 from meanfield.results import Variable, to_cube
+from meanfield.results.cases import answered
 from meanfield.results.labels import dataset
 from meanfield.results.provenance import provenance
 from meanfield.sweeps import Task, sweep
@@ -353,3 +354,7 @@ def test_a_status_that_has_holes_or_is_of_another_kind_is_no_error(tmp_path):
         {"x": ("case", [1.0, 2.0])},
     )
     report.write_report(other, tmp_path / "other.html")
+    assert answered(other) is other
+    unknown = other.drop_vars("status").assign(y_converged=("case", [np.nan, 1.0]))
+    page = report.write_report(unknown, tmp_path / "flag.html").read_text()
+    assert "y: 1 of 2 did not converge" in page

@@ -313,6 +313,18 @@ UNCHANGED = [
     "def counted(g):\n    n = 0\n    def h(x):\n        nonlocal n\n        n += 1\n"
     "        return g(x)\n    return h\n@counted\ndef g(x): return x" + F % "g(x)" + "«|g(1.0)»",
     "import threading\nclass C:\n    lock = threading.Lock()" + F % "(C, x)[1]",
+    "def h(x, memo=dict()): return memo.setdefault(x, x)" + F % "h(x)" + "«|h(1.0)»",
+    "N = 1\ndef h(x, k=N * 2, memo={}): return memo.setdefault(x, x)" + F % "h(x)" + "«|h(1.0)»",
+    "h = lambda x, memo={}: memo.setdefault(x, x)" + F % "h(x)" + "«|h(1.0)»",
+    "class C:\n    cache = dict()\n    def h(self, x): return self.cache.setdefault(x, x)"
+    + F % "C().h(x)" + "«|C().h(1.0)»",
+    "from types import SimpleNamespace\ndef counted(g, on=SimpleNamespace(n=0)):\n"
+    "    box = SimpleNamespace(n=0)\n    def h(x):\n        box.n += 1\n        return g(x)\n"
+    "    return h\n@counted\ndef g(x): return x" + F % "g(x)" + "«|g(1.0)»",
+    "import threading\ndef locked(g):\n    lock = threading.Lock()\n    def inner(*a):\n"
+    "        with lock: return g(*a)\n    return inner\ndef sq(x): return x\n"
+    "class C:\n    k = locked(sq)\ndef h(x, g=locked(sq)): return g(x)" + F % "(h(x), C)[0]",
+    TORCH + "def h(x, k=torch.ones(2, device='meta')): return x" + F % "h(x)",
     "class N: n = 0\ndef f(x):\n    N.n += 1\n    return {'y': x}\n«|f(1.0)»",
     "CACHE = {}\nCACHE[object()] = id(CACHE)" + F % "CACHE.setdefault(x, x)",
     "n = 0\ndef f(x):\n    global n\n    n += 1\n    return {'y': x}\nf(1)\n«|f(1)»",

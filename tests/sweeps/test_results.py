@@ -364,9 +364,19 @@ def test_points_of_a_fit_go_by_place_and_so_have_the_same_labels():
     "texts", [np.array([], object), np.array([], "U1"), np.zeros((0, 2), "U")]
 )
 def test_texts_without_entries_come_back(tmp_path, suffix, texts):
-    ds = xr.Dataset({"word": (("case", "k")[: texts.ndim], texts)})
+    dims = ("case", "k")[: texts.ndim]
+    ds = xr.Dataset({"word": (dims, texts, {"units": "1"})}, {"name": (dims, texts)})
     found = results.read_dataset(results.write_dataset(ds, tmp_path / f"a{suffix}"))
-    assert found.word.shape == texts.shape and found.word.dtype == object
+    for one in (found.word, found["name"]):
+        assert one.shape == texts.shape and one.dtype == object
+    assert found.word.attrs == {"units": "1"} and "name" in found.coords
+
+
+@pytest.mark.parametrize("suffix", [".zarr", ".nc"])
+def test_an_axis_may_have_a_name_with_a_space(tmp_path, suffix):
+    ds = xr.Dataset({"y": ("learning rate", [1.0, 2.0])}, {"learning rate": [0.1, 0.2]})
+    path = results.write_dataset(ds, tmp_path / f"a{suffix}")
+    xr.testing.assert_identical(results.read_dataset(path).drop_attrs(), ds)
 
 
 @pytest.mark.parametrize("suffix", [".zarr", ".nc"])

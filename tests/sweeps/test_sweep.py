@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import logging
+from random import Random
 
 import numpy as np
 import pytest
@@ -281,13 +282,13 @@ def test_settings_of_any_kind_may_be_fixed_without_a_store():
 
 
 def trained(x, model, rng=None):
-    """The loss before a step of descent, which changes the model; and a draw."""
+    """The loss before a step of descent, which changes the model."""
     loss = (model(torch.tensor([[float(x)]])) ** 2).sum()
     loss.backward()
     with torch.no_grad():
         for p in model.parameters():
             p -= 0.1 * p.grad
-    return {"loss": float(loss.detach()), "draw": 0.0 if rng is None else rng.random()}
+    return {"loss": float(loss.detach())}
 
 
 def test_what_a_case_does_to_a_fixed_setting_no_other_case_sees():
@@ -296,10 +297,34 @@ def test_what_a_case_does_to_a_fixed_setting_no_other_case_sees():
         model.weight.fill_(1.0)
         model.bias.fill_(0.5)
     for xs in ([1.0, 2.0, 3.0], [3.0, 2.0, 1.0]):
-        fixed = {"model": model, "rng": np.random.default_rng(0)}
-        ds = sweep(trained, {"x": xs}, fixed=fixed, progress=False)
+        ds = sweep(trained, {"x": xs}, fixed={"model": model}, progress=False)
         np.testing.assert_allclose(ds.loss, (ds.x + 0.5) ** 2, rtol=1e-6)
-        assert len(set(ds.draw.values.tolist())) == 1
+
+
+@pytest.mark.parametrize(
+    "rng", [np.random.default_rng(0), np.random.RandomState(0), torch.Generator(), Random(0)]
+)
+def test_a_generator_is_no_fixed_setting(rng):
+    with pytest.raises(TypeError, match=r"expected no generator, got rng=.*its own"):
+        sweep(trained, {"x": [1.0]}, fixed={"model": 1, "rng": rng}, progress=False)
+
+
+def test_what_is_one_setting_under_two_names_stays_one_and_what_says_what_it_is_is_not_copied():
+    class Model:
+        identified_by = ()
+
+    class Listed(list):
+        identified_by = ()
+
+    model, shared, listed = Model(), [1.0], Listed()
+
+    def same(x, m, a, b, held):
+        held.append(x)
+        return {"same": float(m is model and a is b), "long": float(len(held))}
+
+    fixed = {"m": model, "a": shared, "b": shared, "held": listed}
+    ds = sweep(same, {"x": [1.0, 2.0]}, fixed=fixed, progress=False)
+    assert ds.same.values.tolist() == ds.long.values.tolist() == [1.0, 1.0]
 
 
 def test_minus_zero_is_the_case_zero():
@@ -370,3 +395,18 @@ def test_what_stands_beside_the_axis_of_an_array_is_kept():
     ds = sweep(two, {"x": [1.0, 2.0]}, progress=False)
     assert ds.status.values.tolist() == [1, 1]
     assert ds.word.values.tolist() == [["a", "b"]] * 2
+    task = Task(two, [Variable("y", "y", dims=("t",))], coords={"t": [0.0, np.nan]})
+    assert sweep(task, {"x": [1.0]}, progress=False).y.values.tolist() == [[1.0, 2.0]]
+
+
+def test_the_place_at_which_an_array_was_taken_is_no_variable():
+    table = xr.DataArray([[1.0, 2.0], [3.0, 4.0]], dims=("x", "t"), coords={"x": [5.0, 6.0]})
+    ds = sweep(lambda x: table.sel(x=x), {"x": [5.0, 6.0]}, progress=False)
+    assert ds.value.values.tolist() == [[1.0, 2.0], [3.0, 4.0]]
+
+
+def test_axes_of_other_numbers_are_refused_in_each_case():
+    def apart(x):
+        return xr.DataArray([x, x], dims="t", coords={"t": [0.0, x]})
+
+    assert sweep(apart, {"x": [1.0, 2.0]}, progress=False).status.values.tolist() == [1, 3]

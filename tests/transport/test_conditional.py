@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import mpmath
+import numpy as np
 import pytest
 import torch
 
@@ -112,3 +113,27 @@ def test_potentials_hold_at_atoms_without_mass_that_one_measure_alone_has() -> N
         absent = f[-1] if one is mu else g[-1]
         tight = (cost - f[:, None] - g).where(same, math.inf).min(1 if one is mu else 0).values
         assert abs(float(tight[-1])) < 1e-12 and math.isfinite(float(absent))
+
+
+@pytest.mark.parametrize("penalty", [None, 0.5])
+@pytest.mark.parametrize("batch", [2, 3])
+def test_a_batch_has_conditions_of_its_own_however_many_atoms_there_are(batch, penalty) -> None:
+    """Of two measures of two atoms, (2, 2) is a number for each and no vector."""
+    x = torch.tensor([[[0.0], [1.0]], [[0.0], [5.0]], [[0.0], [1.0]]]).double()[:batch]
+    s = torch.tensor([[0.0, 1.0], [2.0, 2.0], [0.0, 1.0]])[:batch]
+    y, settings = x.flip(1), {"penalty": penalty}
+    found = solve_conditional_w2(x, y, conditions=(s, s), **settings).value
+    for k in range(batch):
+        alone = solve_conditional_w2(x[k], y[k], conditions=(s[k], s[k]), **settings)
+        torch.testing.assert_close(found[k], alone.value)
+
+
+def test_conditions_are_told_apart_in_double_precision_beside_points_in_single() -> None:
+    points = np.array([[0.0], [1.0]], np.float32)
+    given = [np.array([20_000_000, 20_000_001]), np.array([1.0, 1.0 + 1e-9]), [1.0, 1.0 + 1e-9]]
+    for ids in given:
+        assert float(conditional_w2(points, points[::-1].copy(), conditions=(ids, ids))) == 1.0
+    large = np.array([2**53, 2**53 + 1])
+    for ids in (large, torch.as_tensor(large)):
+        with pytest.raises(ValueError, match="integers up to 2⁵³.*return_inverse"):
+            conditional_w2(points, points, conditions=(ids, ids))

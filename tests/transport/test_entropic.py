@@ -209,3 +209,18 @@ def test_potentials_of_geomloss_are_a_lower_bound_once_they_are_certified() -> N
     truth, found = float(w2(x, y)), certify(x, y, potentials=(f, g))
     assert 0.95 * truth < float(found.lower) <= truth <= float(found.upper)
     assert (found.potentials[0][:, None] + found.potentials[1] <= costs + 1e-12).all()
+
+
+def test_pairs_of_a_batch_have_no_part_in_one_another() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(2, 2, 20, 2, generator=generator)
+    x[1], y[1] = x[1] + 1e7, y[1] + 1e7
+    alone = [float(sinkhorn_divergence(*pair)) for pair in zip(x, y, strict=True)]
+    assert sinkhorn_divergence(x, y).tolist() == pytest.approx(alone, rel=1e-5)
+
+
+def test_an_empty_batch_has_no_divergences() -> None:
+    none = torch.zeros(0, 4, 2, dtype=torch.float64)
+    assert sinkhorn_divergence(none, none[:, :3]).shape == (0,)
+    mu = ParticleMeasure(none, positions=none[..., 0])
+    assert conditional_sinkhorn_divergence(mu, mu).shape == (0,)

@@ -11,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.spatial.distance import cdist
 
+from meanfield.measures import ParticleMeasure
 from meanfield.transport import solve_wp, wp
 from meanfield.transport.certificate import SparsePlan, certified, in_unit
 from meanfield.transport.problem import Problem
-from tests.transport.transport_oracles import exact_optimum
+from tests.transport.transport_oracles import exact_optimum, exact_transport
 
 seeds = st.integers(0, 2**31)
 ORDERS = (1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 7.0)
@@ -41,8 +42,8 @@ def test_it_is_the_exact_optimum(seed: int, p: float, n: int, m: int, d: int) ->
     assert (f[:, None] + g <= cdist(x, y) ** p + 1e-12 * np.abs(f).max() + 1e-14).all()
 
 
-@pytest.mark.parametrize("p", [0.5, 0, -1, float("nan"), float("inf")])
-def test_orders_below_one_and_without_end_are_refused(p: float) -> None:
+@pytest.mark.parametrize("p", [0.5, 0, -1, float("nan"), float("inf"), 101])
+def test_orders_below_one_and_beyond_a_hundred_are_refused(p: float) -> None:
     with pytest.raises(ValueError, match="p: expected"):
         wp(np.zeros((2, 1)), np.ones((2, 1)), p)
 
@@ -77,14 +78,31 @@ def test_large_orders_of_weighted_atoms_keep_the_digits_that_their_weights_have(
     assert float(found.relative_width) < width
 
 
-@pytest.mark.parametrize("p", [300, 600, 3000])
-def test_orders_whose_powers_leave_the_number_range_have_an_interval(p: int) -> None:
-    x, y, a, b = clouds(1, 5, 6, 2)
-    found = solve_wp((x, a), (y, b), p, strict=False)
-    most = cdist(x, y).max()
-    # No plan moves all atoms by less than the nearest of the farthest.
-    assert 0 <= found.lower <= found.upper <= 2 * most
-    assert found.upper >= cdist(x, y).min(1).max() * a.min() ** (1 / p)
+@pytest.mark.parametrize("p", [12, 40, 100])
+def test_mass_that_has_to_cross_is_in_the_upper_end_of_large_orders(p: int) -> None:
+    """Two clusters, whose atoms hardly move; 1e-17 of mass may have to go across."""
+    rng = np.random.default_rng(0)
+    for _ in range(40):
+        at = np.repeat([0.0, 0.55], 3)
+        x, y = at + 1e-2 * rng.random(6), at + 1e-2 * rng.random(6)
+        a, b = rng.dirichlet(np.ones(6)), np.zeros(6)
+        for part in (slice(0, 3), slice(3, 6)):
+            b[part] = a[part].sum() * rng.dirichlet(np.ones(3))
+        mu, nu = (ParticleMeasure(t[:, None], w) for t, w in ((x, a), (y, b)))
+        found = solve_wp(mu, nu, p, exact_weights=True, strict=False)
+        logs = [t.log_weights.numpy() for t in (mu, nu)]
+        truth = exact_transport(x[:, None], y[:, None], *logs, order=p)
+        with mpmath.workdps(60):
+            root = (mpmath.mpf(truth.numerator) / truth.denominator) ** (mpmath.mpf(1) / p)
+            assert mpmath.mpf(float(found.lower)) <= root <= mpmath.mpf(float(found.upper))
+
+
+def test_a_plan_of_which_powers_underflow_still_pays_for_what_it_misses() -> None:
+    x, y = np.array([[0.0], [0.55]]), np.array([[1e-5], [0.55]])
+    problem = Problem.of(x, y, np.log([0.3, 0.7]), np.log([0.7, 0.3]), order=100)
+    plan = SparsePlan(np.array([0]), np.array([0]), np.array([np.log(0.3)]))
+    found = in_unit(certified(problem, plan, None, method="m", rtol=1e-9), problem.exponent)
+    assert float(found.upper) >= 0.55 * 0.4 ** (1 / 100) * (1 - 1e-9)
 
 
 @given(seeds, st.sampled_from((1, 2, 3, 8, 20)), st.floats(0, 1), st.booleans())

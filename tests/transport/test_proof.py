@@ -266,6 +266,18 @@ def test_the_centre_through_which_a_file_sends_the_rest_is_not_on_the_grid(tmp_p
     assert checker.check(str(found.save(tmp_path / "it.proof")))[2] == float(found.upper)
 
 
+def test_what_is_left_of_a_plan_goes_no_nearer_than_it_has_to(tmp_path) -> None:
+    path = solve_wp([[0.0, 0.0]], [[1.0, 1.0]], 1).save(tmp_path / "w1.proof")
+    data = json.loads(path.read_bytes().partition(b"\n")[2])
+    none = {"rows": [], "cols": [], "mass": [], "lower": 0}
+    below = math.isqrt(2 << 2 * (data["s"] - data["e"]))
+    path.write_bytes(signed(data | none | {"upper": below + 1}))
+    checker.check(str(path))
+    path.write_bytes(signed(data | none | {"upper": below}))
+    with pytest.raises(ValueError, match="do not prove"):
+        checker.check(str(path))
+
+
 @pytest.mark.parametrize("p", [20, 40])
 def test_weighted_answers_of_large_orders_prove_their_interval(tmp_path, p: int) -> None:
     rng = np.random.default_rng(3)
