@@ -43,6 +43,7 @@ from meanfield.linalg.vectors import beside
 from meanfield.maps import BallBounds, Linearisation, Map, expanded_radii, linearize
 from meanfield.maps.autodiff import check_geometry, linearize_by_autodiff
 from meanfield.measures import ParticleMeasure, check_measure
+from meanfield.results.labels import copied
 
 
 @final
@@ -99,6 +100,9 @@ class SelfAttention(Map):
             "SelfAttention cannot be subclassed: its linearisation would not be that of the "
             "subclass; write a map of measures of your own that calls it"
         )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> SelfAttention:
+        return copied(self, memo)
 
     def __repr__(self) -> str:
         par = self.parameters

@@ -28,6 +28,7 @@ from meanfield.linalg.vectors import lengths, units
 from meanfield.maps import BallBounds, expanded_radii
 from meanfield.maps.map import scaled_radii
 from meanfield.measures import ParticleMeasure
+from meanfield.results.labels import copied
 
 
 class Activation(NamedTuple):
@@ -129,6 +130,9 @@ class MLP(Particlewise):
             value = getattr(self, name)
             if value is not None:
                 object.__setattr__(self, name, _checked(value, name, shape, inner))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> MLP:
+        return copied(self, memo)
 
     def __repr__(self) -> str:
         width, dim = self.inner.shape

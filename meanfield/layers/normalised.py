@@ -24,6 +24,7 @@ from meanfield.linalg.vectors import beside, units
 from meanfield.maps import BallBounds, expanded_radii
 from meanfield.maps.map import Gain, normalised_in_ball, scaled_radii
 from meanfield.measures import ParticleMeasure
+from meanfield.results.labels import copied
 
 # Sums over features are made in a tree: their rounding is that of so many terms.
 _TERMS = 16
@@ -51,6 +52,9 @@ class _Norm(Particlewise):
         object.__setattr__(self, "eps", number(self.eps, "eps", least=0))
         if self.bias is not None:
             object.__setattr__(self, "bias", _bias(self.bias, weight))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Norm:
+        return copied(self, memo)
 
     def __repr__(self) -> str:
         bias = "" if self.bias is None else ", bias"

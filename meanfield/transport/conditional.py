@@ -142,7 +142,8 @@ def _conditions(value: Any, measure: ParticleMeasure, name: str) -> Tensor:
 
 def _refuse_large_integers(value: Any, name: str) -> None:
     """Integers that double precision does not tell apart, as hashes."""
-    kind = str(getattr(value, "dtype", "")).removeprefix("torch.")
+    is_array = isinstance(value, (np.ndarray, Tensor))
+    kind = str(value.dtype).removeprefix("torch.") if is_array else ""
     if kind.startswith(("int", "uint")) and len(value) and int(abs(value).max()) > 2**53:
         raise ValueError(
             f"{name}: expected integers up to 2⁵³, which float64 tells apart, got larger ones; "

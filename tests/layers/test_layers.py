@@ -5,6 +5,7 @@ Their derivatives are held against dense automatic ones in `tests/maps/test_laws
 
 from __future__ import annotations
 
+import copy
 import math
 
 import pytest
@@ -368,6 +369,8 @@ def test_a_layer_does_not_change_with_the_tensors_that_it_was_made_of(layer, sha
     tensors = [torch.ones(*shape, dtype=torch.float64) for shape in shapes]
     G, mu = layer(*tensors), ParticleMeasure([[1.0, 3.0], [-1.0, 0.5]])
     before = G(mu).points.clone()
+    recording = layer(*(tensor.clone().requires_grad_() for tensor in tensors))
+    assert torch.equal(copy.deepcopy(recording)(mu).points, before)
     for tensor in tensors:
         tensor.mul_(3.0)
     assert torch.equal(G(mu).points, before)

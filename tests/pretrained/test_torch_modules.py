@@ -228,3 +228,20 @@ def test_a_module_that_knows_no_measures_says_what_to_do(case):
         )
         dense = dense_jacobian(lambda x: own(module, x), mu.points)
         assert torch.allclose(found.value, torch.linalg.matrix_norm(dense, 2), rtol=1e-6)
+
+
+def test_a_norm_without_a_weight_is_refused_in_words():
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dropout=0.0).eval()
+    layer.norm1 = nn.LayerNorm(8, elementwise_affine=False)
+    with pytest.raises(ValueError, match="elementwise_affine=False; a weight of ones"):
+        pretrained.read(layer)
+
+
+def test_autocast_does_not_round_what_enters_the_layers():
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, dropout=0.0)
+    source = pretrained.read(nn.TransformerEncoder(layer, 3, enable_nested_tensor=False).eval())
+    tokens = torch.randn(6, 16)
+    known = source.attention_inputs(tokens)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(source.attention_inputs(tokens), known)

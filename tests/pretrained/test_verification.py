@@ -46,7 +46,6 @@ RIGHT = {
     "gpt2, plain": PLAIN,
     "gpt_neox, plain": PLAIN,
     "bert, a decoder that is plain": PLAIN | {"is_decoder": True},
-    "bert, is_causal and no decoder": {"is_causal": True},
     "albert, plain": PLAIN,
     "bert, its type in bfloat16": {"dtype": "bfloat16"},
     "llama, attention of a hub": {"attn_implementation": "nobody/kernel"},
@@ -54,6 +53,7 @@ RIGHT = {
 }
 REFUSED = {
     "gemma, two-sided": ({"use_bidirectional_attention": True}, "is_causal"),
+    "bert, is_causal and no decoder": ({"is_causal": True}, "masks .* fused attention"),
     "mistral, no window": ({"sliding_window": 0}, "sliding_window ≥ 1"),
     "qwen2, chunks": ({"layer_types": ["chunked_attention"] * 2}, "chunked_atten"),
     "gemma2, kinds": ({"layer_types": ["sideways"] * 2}, "layer_types"),
