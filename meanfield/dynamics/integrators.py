@@ -195,6 +195,8 @@ class Adaptive:
         room, x, v = self._room(mu.points), mu.points.detach(), slope.detach()
         absent = mu.log_weights == -math.inf
         far, fast = (self._largest(of, room, absent) for of in (x, v))
+        if not fast < math.inf:
+            return math.nan  # with which the flow ends
         h = 1e-6 if min(far, fast) < 1e-5 else 0.01 * far / fast
         ahead = mu.replace(velocity.constraint.retract(x + h * v))
         bend = self._largest(velocity(ahead).points - v, room, absent) / h
