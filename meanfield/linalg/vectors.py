@@ -38,7 +38,8 @@ def normalised(vectors: Tensor) -> tuple[Tensor, Tensor]:
     Scaled first, since squares may leave the number range.
     """
     peak = vectors.abs().amax(-1, keepdim=True)
-    scaled = vectors / torch.where((peak > 0) & (peak < math.inf), peak, 1.0)  # ∞ stays ∞
+    kind = torch.finfo(vectors.dtype)
+    scaled = vectors / peak.clamp(kind.tiny, kind.max)  # 0 and ∞ stay what they are
     length = lengths_in_range(scaled)[..., None]
     unit = scaled / torch.where(length > 0, length, 1.0)
     return unit, (length * peak)[..., 0]
