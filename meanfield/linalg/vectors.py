@@ -39,10 +39,11 @@ def normalised(vectors: Tensor) -> tuple[Tensor, Tensor]:
     """
     peak = vectors.abs().amax(-1, keepdim=True)
     kind = torch.finfo(vectors.dtype)
-    scaled = vectors / peak.clamp(kind.tiny, kind.max)  # 0 and ∞ stay what they are
+    size = peak.clamp(kind.tiny, kind.max)  # lengths 0 and ∞ stay what they are
+    scaled = vectors / size
     length = lengths_in_range(scaled)[..., None]
     unit = scaled / torch.where(length > 0, length, 1.0)
-    return unit, (length * peak)[..., 0]
+    return unit, (length * size)[..., 0]
 
 
 def power_of_two(size: Tensor) -> Tensor:

@@ -488,6 +488,8 @@ def test_bounds_at_the_ends_of_the_number_range():
         found = bounds.masked_mean_field(c, 1.0, 1.0, p=math.inf)
         assert found == pytest.approx(c + math.hypot(1, c), rel=2e-12)
         assert found >= (c + math.hypot(1, c)) * (1 - 1e-15)
+    for c, p in itertools.product((1e6, 1e7, 1e8, 1e9), (1e15, 1e16, 1e17)):
+        assert bounds.masked_mean_field(c, 1.0, 1.0, p=p) >= (c + math.hypot(1, c)) * (1 - 1e-15)
     for c, n in ((1e155, 2), (1e6, 1e300), (1e200, 5)):
         assert 0 < bounds.tokens_lower(c, 1.0, n) <= bounds.tokens(c, 1.0, 1.0, n)
     assert sigmoid_mean_field(1.0, 0.0, 1e160) == 0

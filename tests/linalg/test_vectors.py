@@ -105,3 +105,13 @@ def test_forward_derivatives_do_not_ask_python_for_shapes(F):
         if not asked and ask is not move:
             pytest.skip("this version of torch does not")
     assert not asked
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_vector_that_is_infinite_or_no_number_has_such_a_length(dtype):
+    given = torch.tensor(
+        [[math.inf, 1.0], [math.nan, 1.0], [0.0, 0.0], [0.0, 5e-324]], dtype=dtype
+    )
+    found = lengths(given)
+    assert float(found[0]) == math.inf and bool(found[1].isnan())
+    assert found[2:].tolist() == [0.0, float(given[3, 1])]

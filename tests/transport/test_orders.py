@@ -105,6 +105,19 @@ def test_a_plan_of_which_powers_underflow_still_pays_for_what_it_misses() -> Non
     assert float(found.upper) >= 0.55 * 0.4 ** (1 / 100) * (1 - 1e-9)
 
 
+@pytest.mark.parametrize("mass", [0.1, 1e-20])
+def test_what_has_less_far_to_go_than_powers_reach_is_paid_for(mass: float) -> None:
+    """Of two atoms 1e-4 apart, at the centre of a cloud with one at 1; (1e-4)^100 is 0."""
+    x = np.array([[0.0], [1e-4], [1.0]])
+    a = np.log([0.9, 0.1, 1e-16]) if mass == 0.1 else np.log([1.0, mass, 1e-16])
+    b = np.log([1.0, 1e-40, 1e-16])
+    problem = Problem.of(x, x, a, b, order=100)
+    logs = np.minimum(problem.logs_a, problem.logs_b)
+    plan = SparsePlan(np.arange(3), np.arange(3), logs)
+    found = in_unit(certified(problem, plan, None, method="m", rtol=1e-9), problem.exponent)
+    assert float(found.upper) >= 1e-4 * mass ** (1 / 100)
+
+
 @given(seeds, st.sampled_from((1, 2, 3, 8, 20)), st.floats(0, 1), st.booleans())
 @settings(max_examples=60, deadline=None)
 def test_a_plan_that_misses_its_marginals_has_its_repair_in_the_upper_end(seed, p, kept, far):
