@@ -33,7 +33,7 @@ _EXACT, _MEASURED = -math.inf, math.inf
 _LEAST = 2.0**-1074  # the least positive number
 _TINY = 1e-150  # of the unit: lengths below it may be lost to underflow of their squares
 _NO_MASS = 1e-300  # weights below it have no right digits
-_LOST = 1e-307  # what underflow hides of a power of a length, of orders above 2
+_LOST = 1e-317  # what underflow hides of a million powers of lengths, of orders above 2
 _ALL_PAIRS = 4096  # up to here every pair is asked whether its potentials are feasible
 _SAMPLE = 16  # rows, and columns, that are asked beyond
 
@@ -562,11 +562,11 @@ def _misplaced(
     centre = (problem.a[..., None] * problem.x).sum(-2, keepdims=True)
     away = row_norms(np.concatenate([problem.x - centre, problem.y - centre], -2))
     growth, most = 4.0 ** (order - 1), farthest[..., None]
-    hidden = _LOST if order > 2 else 0.0
-    mean = np.minimum((spent + hidden * entries) / np.maximum(held, _NO_MASS), most)
-    price = np.minimum((4 * away) ** order / 4 + (growth - 1) * mean, most) * (1 + 1e-9) + hidden
+    mean = np.minimum(spent / np.maximum(held, _NO_MASS), most)
+    price = np.minimum((4 * away) ** order / 4 + (growth - 1) * mean, most) * (1 + 1e-9)
     missing = (np.abs(problem.weights - held) * price).sum(-1)
-    rounding = ((_doubts(problem) + 2 * entries * UNIT * held) * price).sum(-1) + 1e-13 * hidden
+    rounding = ((_doubts(problem) + 2 * entries * UNIT * held) * price).sum(-1)
+    rounding += growth * _LOST if order > 2 else 0.0
     return np.where(measured, missing, 0.0), np.where(measured, rounding, stated)
 
 
