@@ -125,11 +125,7 @@ _NAMES = (
     ("sliced_wasserstein", "w2", "w2 is the distance itself, also of large clouds"),
     ("sinkhorn sinkhorn2", "", "transport.sinkhorn_divergence, transport.sinkhorn_plan"),
     ("seed set_seed manual_seed", "", "generator=, an integer, or torch.manual_seed"),
-    (
-        "gaussian normal randn",
-        "ball",
-        "ParticleMeasure(torch.randn(n, d).double())",
-    ),
+    ("gaussian normal randn", "ball", "ParticleMeasure(torch.randn(n, d).double())"),
     (
         "two_dirac two_diracs lemma_3_2 real_text",
         "EXPERIMENTS",

@@ -26,7 +26,7 @@ from meanfield.figures.saving import render
 from meanfield.habits import with_hints
 from meanfield.results import read_provenance
 from meanfield.results.atomic import check_replaceable, make_folder, write_whole
-from meanfield.results.cases import answered, is_sweep
+from meanfield.results.cases import answered, is_sweep, is_true
 from meanfield.results.shapes import as_dataset, parameters_of
 
 __all__ = ["write_report"]
@@ -172,7 +172,7 @@ def _troubles(ds: xr.Dataset) -> Iterator[str]:
     for name in map(str, ds.data_vars):
         if f"{name}_converged" in ds:
             known = cases[name].notnull()
-            n = int((known & (cases[f"{name}_converged"] != True)).sum())  # noqa: E712 - NaN too
+            n = int((known & ~is_true(cases[f"{name}_converged"])).sum())
             if n:
                 yield f"{name}: {n} of {int(known.sum())} did not converge"
 

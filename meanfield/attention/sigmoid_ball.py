@@ -88,10 +88,13 @@ class _Rows:
         steepest = torch.fmin((slope + bent).clamp_max(0.25), most)
         values, step = frames.values[..., None, :, :], (frames.norm_V[:, None] * eps)[..., None]
         size, norm_V = values.norm(dim=-1), frames.norm_V[:, None, None]
-        turned, mass = vectors.turned, frames.weights.log_weights.exp()[..., None, None, :]
+        turned, log_mass = vectors.turned, frames.weights.log_weights[..., None, None, :]
+        mass = log_mass.exp()
 
-        def mean(densities: Tensor) -> Tensor:  # of an absent atom 0 · ∞ is 0
-            return torch.where(mass > 0, mass * densities, 0.0).sum(-1)
+        def mean(densities: Tensor) -> Tensor:
+            """0 · ∞ is 0 of an absent atom; of one whose mass underflows it is not known."""
+            each = torch.where(log_mass > -math.inf, mass * densities, 0.0)
+            return each.sum(-1).nan_to_num(math.inf, math.inf)
 
         self.change = (
             moved * norm_V

@@ -113,7 +113,8 @@ def cases(s: Settings) -> list[dict[str, Any]]:
     """The configurations: sequences, weighted pairs, and pairs with the crowd at the origin.
 
     Raises:
-        ValueError: a sequence of one token, which is no pair; a dimension below 1.
+        ValueError: a sequence of one token, which is no pair; a dimension below 1; γ or a radius
+            that is not positive.
     """
     number(s.gamma, "gamma", above=0)
     for radius in (*s.radii, *s.split_radii):

@@ -9,6 +9,7 @@ import numpy as np
 import xarray as xr
 
 from meanfield.figures.canvas import FORMULA
+from meanfield.results.cases import is_true
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -130,9 +131,7 @@ def stairs(ax: Axes, rows: xr.Dataset, y: str, *, time: Any, label: str, **style
 def mark_unconverged(ax: Axes, x: Any, y: Any, converged: Any) -> None:
     """A red cross over every point that has not converged; nothing if all have."""
     x, y, good = np.broadcast_arrays(
-        np.asarray(x, float),
-        np.asarray(y, float),
-        np.asarray(converged) == True,  # noqa: E712 - of a flag that is NaN nothing is known
+        np.asarray(x, float), np.asarray(y, float), is_true(np.asarray(converged))
     )
     bad = ~good & np.isfinite(y)
     if bad.any():

@@ -15,7 +15,7 @@ from meanfield.figures.canvas import FORMULA, figure, kind, ticks_at
 from meanfield.figures.charts import Chart, Curve, Formula, Key, Rows
 from meanfield.figures.curves import curve
 from meanfield.figures.selection import attribute, fits_of, levels, listed, model_and_text, spelled
-from meanfield.results.cases import RESERVED, unless_nan
+from meanfield.results.cases import RESERVED, is_true, unless_nan
 from meanfield.results.shapes import parameters_of
 
 if TYPE_CHECKING:
@@ -293,7 +293,7 @@ def exponents(quantities: Mapping[str, str]) -> Callable[..., Axes]:
         if not fitted:
             raise NoCases(f"no power law is fitted to {', '.join(quantities)}")
         for k, (name, mask, fits) in enumerate(fitted):
-            p, holds = fits.fit_exponent.values, fits.fit_holds.values.astype(bool)
+            p, holds = fits.fit_exponent.values, is_true(fits.fit_holds.values)
             ends = np.stack([p - fits.fit_exponent_lower, fits.fit_exponent_upper - p])
             told = mask is not None and (len(masks) > 1 or not quantities[name])
             label = ", ".join(filter(None, [quantities[name], kind(bool(mask)) if told else ""]))

@@ -106,6 +106,11 @@ def unless_nan(value: Any) -> Any:
     return value if value == value else None
 
 
+def is_true(flags: Any) -> Any:
+    """Where truth values of an array hold; of one that is NaN nothing is known."""
+    return flags == True  # noqa: E712
+
+
 def is_sweep(ds: xr.Dataset) -> bool:
     """Whether its cases have the status of a sweep."""
     status = ds.variables.get("status")

@@ -11,6 +11,7 @@ import xarray as xr
 
 from meanfield.checks import as_floats, check_same_labels, number
 from meanfield.habits import with_hints
+from meanfield.results.cases import is_true
 from meanfield.results.labels import Variable, dataset
 from meanfield.results.shapes import coded
 
@@ -219,7 +220,7 @@ def with_laws(
 def _curve(rows: xr.Dataset, quantity: str, groups: str | None) -> tuple[Any, ...] | None:
     """n, values, groups and whether each has converged; None if there is nothing to fit."""
     y, flag = rows[quantity], f"{quantity}_converged"
-    good = (rows[flag] if flag in rows else y.notnull()).astype(bool) & (y > 0)
+    good = is_true(rows[flag] if flag in rows else y.notnull()) & (y > 0)
     n, y, good = xr.broadcast(rows.n_tokens, y, good)
     if len(np.unique(n.values[good & y.notnull()])) < FEWEST:
         return None

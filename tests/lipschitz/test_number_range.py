@@ -113,3 +113,12 @@ def test_where_an_absent_atom_is_has_no_part_in_a_ball_of_sigmoids(dtype, far, k
         bound = float(ball_upper(F, away, epsilon))
         assert bound >= float(local_lipschitz(F, near).value) * (1 - 1e-5)
         assert bound == pytest.approx(float(ball_upper(F, near, epsilon)), rel=1e-5)
+
+
+def test_a_mass_that_underflows_is_no_absent_atom_in_a_ball_of_sigmoids():
+    eye = torch.eye(2, dtype=F64)
+    parameters = AttentionParameters(0.01 * eye, 0.01 * eye, eye)
+    F = SelfAttention(parameters, normalization=normalizations.sigmoid)
+    logs = torch.tensor([0.0, -800.0], dtype=F64).log_softmax(-1)
+    mu = ParticleMeasure([[1.0, 0.0], [1e200, 0.0]], log_weights=logs)
+    assert float(ball_upper(F, mu, 0.1)) == math.inf

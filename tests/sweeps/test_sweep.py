@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import logging
+import threading
 from random import Random
 
 import numpy as np
@@ -325,6 +326,17 @@ def test_what_is_one_setting_under_two_names_stays_one_and_what_says_what_it_is_
     fixed = {"m": model, "a": shared, "b": shared, "held": listed}
     ds = sweep(same, {"x": [1.0, 2.0]}, fixed=fixed, progress=False)
     assert ds.same.values.tolist() == ds.long.values.tolist() == [1.0, 1.0]
+
+
+def test_what_cannot_be_copied_is_whole_under_each_of_its_names():
+    both = [1.0, threading.Lock()]
+    ds = sweep(
+        lambda x, a, b: {"long": float(len(a) + len(b))},
+        {"x": [1.0]},
+        fixed={"a": both, "b": both},
+        progress=False,
+    )
+    assert ds.long.values.tolist() == [4.0]
 
 
 def test_minus_zero_is_the_case_zero():

@@ -116,10 +116,9 @@ class L2(FeatureTransform):
 
     With Q = K a shift of all points changes no score, and clouds far from the origin keep their
     digits. Where Q ≠ K, or a derivative in the parameters is asked for, the squares are formed
-    from the origin: scores carry rounding of eps · scale · ‖Ky‖². So they do for every Q = K as
-    far as the cloud is wide, which the softmax cancels at the pairs that it sees; under a sigmoid,
-    an exponential, a sink or a cap, which do not, keep scale · ‖Qx‖² below some 1e10 in float64
-    (1e4 in float32) for six (three) digits.
+    from the origin: scores carry rounding of eps · scale · ‖Ky‖². Under a sigmoid, an
+    exponential, a sink or a cap they carry eps · scale · ‖Qx‖² in any case, with Q = K of x less
+    the mean: keep that square below some 1e10 in float64 (1e4 in float32) for six (three) digits.
     """
 
     inner = dot_product
