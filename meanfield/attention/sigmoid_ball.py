@@ -91,10 +91,8 @@ class _Rows:
         turned, log_mass = vectors.turned, frames.weights.log_weights[..., None, None, :]
         mass = log_mass.exp()
 
-        def mean(densities: Tensor) -> Tensor:
-            """0 · ∞ is 0 of an absent atom; of one whose mass underflows it is not known."""
-            each = torch.where(log_mass > -math.inf, mass * densities, 0.0)
-            return each.sum(-1).nan_to_num(math.inf, math.inf)
+        def mean(densities: Tensor) -> Tensor:  # of an absent atom 0 · ∞ is 0, of others NaN
+            return torch.where(log_mass > -math.inf, mass * densities, 0.0).sum(-1)
 
         self.change = (
             moved * norm_V

@@ -122,3 +122,5 @@ def test_a_mass_that_underflows_is_no_absent_atom_in_a_ball_of_sigmoids():
     logs = torch.tensor([0.0, -800.0], dtype=F64).log_softmax(-1)
     mu = ParticleMeasure([[1.0, 0.0], [1e200, 0.0]], log_weights=logs)
     assert float(ball_upper(F, mu, 0.1)) == math.inf
+    moved = F.ball_bounds(mu, torch.full((2,), 0.1, dtype=F64)).displacement
+    assert moved.tolist() == [math.inf, math.inf]
