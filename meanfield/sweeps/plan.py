@@ -315,11 +315,9 @@ def _copied(value: Any, memo: dict[int, Any]) -> Any:
     """A copy; the same object of what cannot be copied, or says in its class what it is."""
     holds = is_dataclass(value) or isinstance(value, (list, dict, set))
     if holds or not hasattr(type(value), "identified_by"):
-        within = dict(memo)  # a copy that fails leaves parts of itself there
         with contextlib.suppress(Exception):  # objects raise what they like
-            made = copy.deepcopy(value, within)
-            memo.update(within)
-            return made
+            return copy.deepcopy(value, memo)
+        memo.clear()  # a copy that fails leaves parts of itself there
     return value
 
 
