@@ -174,8 +174,8 @@ class AttentionParameters(NoArithmetic, Hinted):
         Raises:
             TypeError: no such module, or a subclass with a forward of its own.
             ValueError: keys and values of other dimensions (``kdim``, ``vdim``), which no points
-                of one cloud have, or key and value atoms added to those of the cloud
-                (``add_bias_kv``, ``add_zero_attn``).
+                of one cloud have, key and value atoms added to those of the cloud
+                (``add_bias_kv``, ``add_zero_attn``), or a module with forward hooks.
 
         Example:
             >>> module = torch.nn.MultiheadAttention(8, 2, batch_first=True).double().eval()
@@ -526,4 +526,10 @@ def _check_multihead(module: Any) -> None:
         raise ValueError(
             f"module: expected attention to the atoms of the cloud alone, got {which}=True, which "
             "adds an atom of weight 1/n"
+        )
+    if module._forward_pre_hooks or module._forward_hooks:
+        raise ValueError(
+            "module: expected one without forward hooks, which may change its weights, its input "
+            "or its output; remove them (pruned weights stay with "
+            "torch.nn.utils.prune.remove(module, name))"
         )
