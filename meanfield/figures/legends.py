@@ -36,8 +36,7 @@ def _at_ends(ax: Axes) -> None:
         points = np.column_stack([np.asarray(one, float) for one in line.get_data()])
         points = points[np.isfinite(points).all(-1)]
         x, y = inside.transform(points[points[:, 0].argmax()])
-        style: Any = {"xycoords": "axes fraction", "va": "center", "color": line.get_color()}
-        named.append(ax.annotate(str(line.get_label()), (x + 0.02, y), **style))
+        named.append(_annotated(ax, line, x, y))
     _below(ax, [one for one in handles if one not in curves])
     figure: Any = ax.figure
     figure.canvas.figure.draw_without_rendering()  # how high are the Axes beside names and legend?
@@ -47,6 +46,16 @@ def _at_ends(ax: Axes) -> None:
     places = np.minimum(_apart([text.xyann[1] for text in named], height), below_title)
     for text, y in zip(named, places, strict=True):
         text.xyann = (text.xyann[0], y)
+
+
+def _annotated(ax: Axes, line: Any, x: float, y: float) -> Any:
+    """The name of a curve that ends at this fraction of the Axes, joined to its end by a line."""
+    color = line.get_color()
+    joined: Any = {"arrowstyle": "-", "color": color, "lw": 0.7, "alpha": 0.7}
+    joined |= {"relpos": (0, 0.5), "shrinkA": 1, "shrinkB": 3}
+    where: Any = {"xycoords": "axes fraction", "textcoords": "axes fraction"}
+    where |= {"va": "center", "color": color, "arrowprops": joined}
+    return ax.annotate(str(line.get_label()), (x, y), xytext=(x + 0.045, y), **where)
 
 
 def _apart(places: list[float], gap: float) -> np.ndarray:

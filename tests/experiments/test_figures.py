@@ -14,7 +14,9 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 from meanfield import (
     AttentionParameters,
@@ -111,7 +113,19 @@ def test_curves_are_named_at_their_ends_and_no_name_covers_another(ds, size):
         curves = [o for o in ax.get_lines() if len(o.get_xdata()) and o.get_label()[0] != "_"]
         assert named.keys() == {one.get_label() for one in curves} >= {"R = 1", "R = 1.5"}
         assert all(named[one.get_label()].get_color() is one.get_color() for one in curves)
-        boxes = sorted((one.get_window_extent() for one in ax.texts), key=lambda box: box.y0)
+        boxes = [
+            Text.get_window_extent(one) for one in ax.texts
+        ]  # without the lines to the curves
+        boxes = sorted(boxes, key=lambda box: box.y0)
+        for one in curves:  # each name is joined to the last point of its curve
+            x, y = (np.asarray(part, float) for part in one.get_data())
+            x, y = x[np.isfinite(x + y)], y[np.isfinite(x + y)]
+            end = ax.transData.transform((x.max(), y[x.argmax()]))
+            joined = ax.transAxes.transform(named[one.get_label()].xy)
+            assert np.allclose(joined, end, atol=1)
+            assert named[one.get_label()].arrow_patch.get_edgecolor()[:3] == to_rgb(
+                one.get_color()
+            )
     assert all(low.y1 <= high.y0 + 1 for low, high in itertools.pairwise(boxes))
     keys = [text.get_text() for text in ax.get_legend().get_texts()]
     assert keys == ["two weighted atoms", "lower bound, Prop. 3.4"]

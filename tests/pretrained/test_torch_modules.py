@@ -7,6 +7,7 @@ import warnings
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, pretrained, pushforward
@@ -75,6 +76,21 @@ def test_multihead_attention_is_the_map_that_its_matrices_make(settings, masked,
 def test_attention_that_is_another_map_is_refused(module, error, message):
     with pytest.raises(error, match=message):
         AttentionParameters.from_module(module)
+
+
+def test_a_module_with_hooks_is_refused_until_they_are_gone():
+    module = randomised(nn.MultiheadAttention(D, 3))
+    prune.l1_unstructured(module, "in_proj_weight", 0.5)
+    with pytest.raises(ValueError, match="forward hooks"):
+        AttentionParameters.from_module(module)
+    prune.remove(module, "in_proj_weight")
+    pruned = AttentionParameters.from_module(module)
+    assert int((pruned.query == 0).sum() + (pruned.key == 0).sum()) > 0
+    hook = module.register_forward_hook(lambda module, args, out: (2 * out[0], out[1]))
+    with pytest.raises(ValueError, match="forward hooks"):
+        AttentionParameters.from_module(module)
+    hook.remove()
+    assert AttentionParameters.from_module(module).query.equal(pruned.query)
 
 
 def test_the_matrices_of_a_module_carry_its_gradients():
