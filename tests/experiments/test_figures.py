@@ -102,6 +102,11 @@ def test_the_best_pair_lies_between_its_bounds(ds):
     assert (interleaved <= line(masked, "at most")[1][ends]).all()
 
 
+def alone(name):
+    """The box of a name, without the line to its curve."""
+    return Text.get_window_extent(name)
+
+
 @pytest.mark.parametrize("size", [(4.6, 3.4), (3.3, 2.0)])
 def test_curves_are_named_at_their_ends_and_no_name_covers_another(ds, size):
     import matplotlib.pyplot as plt
@@ -567,7 +572,7 @@ def test_names_at_the_ends_of_curves_stand_apart_and_below_the_title():
     ax.set_title("a title that is as wide as the whole of the Axes, and a little more than that")
     place_legend(ax, "ends")
     fig.draw_without_rendering()
-    boxes = [text.get_window_extent() for text in ax.texts]
+    boxes = [alone(text) for text in ax.texts]
     ends = sorted((box.y0, box.y1) for box in boxes)
     assert len(ends) == 6
     assert all(low[1] <= high[0] for low, high in itertools.pairwise(ends))

@@ -7,8 +7,8 @@ import warnings
 import pytest
 import torch
 from torch import nn
-from torch.nn.utils import prune
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.utils import prune
 
 from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, pretrained, pushforward
 from meanfield.lipschitz import local_lipschitz
