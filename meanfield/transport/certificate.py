@@ -307,6 +307,11 @@ def joined_names(answers: Sequence[Interval]) -> str:
     return " + ".join(sorted({name for t in answers for name in t.method.split(" + ")}))
 
 
+def largest_of(f: np.ndarray, g: np.ndarray) -> np.ndarray:
+    """The largest size of potentials, of each pair."""
+    return np.maximum(np.abs(f).max(-1), np.abs(g).max(-1))
+
+
 def in_unit(answer: Interval, exponent: np.ndarray) -> Interval:
     """The answer with distances times 2^exponent; ends rounded outward where that underflows."""
     ends = (answer.lower, answer.value, answer.upper)
@@ -319,10 +324,13 @@ def in_unit(answer: Interval, exponent: np.ndarray) -> Interval:
         value = np.clip(value, low, high)
     f, g = answer.f, answer.g
     if f is not None and g is not None:
+        kept = largest_of(f, g) > 0
         with np.errstate(over="ignore", invalid="ignore"):
             unit = np.exp2(answer.order * np.asarray(exponent, float))[..., None]
             f, g = f * unit, g * unit
-        if not (np.isfinite(f).all() and np.isfinite(g).all()):  # squares beyond 1e308
+        # Powers of lengths may leave the number range; those of order 1 go with the distance.
+        lost = kept & (largest_of(f, g) < np.finfo(float).tiny) & (answer.order > 1)
+        if lost.any() or not (np.isfinite(f).all() and np.isfinite(g).all()):
             f = g = None
     return replace(
         answer,

@@ -161,7 +161,13 @@ def conditional_sinkhorn_divergence(
 def _priced(measure: ParticleMeasure, conditions: np.ndarray, penalty: float) -> ParticleMeasure:
     """The measure of the points (x, √λ s)."""
     points = measure.points
-    places = torch.as_tensor(math.sqrt(penalty) * conditions).to(points)
+    with np.errstate(over="ignore"):
+        places = torch.as_tensor(math.sqrt(penalty) * conditions).to(points)
+    if not bool(places.isfinite().all()):
+        raise ValueError(
+            f"penalty: expected √λ s in the range of {points.dtype}, got λ = {penalty:g} beside "
+            "conditions that leave it; measure them in another unit"
+        )
     return measure.replace(torch.cat([points, places.reshape(*points.shape[:-1], -1)], -1))
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from meanfield.habits import with_hints
+from meanfield.linalg.vectors import normalised
 from meanfield.transport.conditional import conditioned_pair, solved_by_condition
 from meanfield.transport.pairs import Measure, Pair, as_pair
 from meanfield.transport.result import TransportResult, warn_of_rounding
@@ -144,10 +145,11 @@ class _Envelope(torch.autograd.Function):
         ctx: Any, x: Tensor, y: Tensor, log_a: Tensor, log_b: Tensor, result: TransportResult
     ) -> Tensor:
         needs_weights = ctx.needs_input_grad[2] or ctx.needs_input_grad[3]
-        if needs_weights and result.potentials is None and bool(result.value.isfinite().any()):
+        if needs_weights and _potentials(result) is None and bool(result.value.isfinite().any()):
             raise RuntimeError(
-                f"the gradient in log-weights needs optimal potentials, and {result.method!r} "
-                "makes none here; take the gradient in the points only, or method='simplex'"
+                "the gradient in log-weights needs optimal potentials, which are powers of order "
+                f"{result.order:g} of lengths, and these leave the number range here; measure the "
+                "points in another unit, or take the gradient in the points only"
             )
         value = result.value.clone()
         ctx.save_for_backward(x, y, log_a, log_b, value)
@@ -165,9 +167,8 @@ class _Envelope(torch.autograd.Function):
             moved = ctx.needs_input_grad[2] or ctx.needs_input_grad[3]
             if order != 2 or moved or not bool(there.all()):
                 _refuse_second_derivative()
-        # dW = W^{1−p} dW^p / p; nothing flows into a distance of 0 or ∞.
-        power = torch.where(there, value, 1.0) ** (1 - order)
-        scale = torch.where(there, grads[0] * power, 0.0)[..., None]
+        # Nothing flows into a distance of 0 or ∞.
+        known = torch.where(there, value, 1.0)
         into_x = into_y = into_a = into_b = None
         if coupling is None:  # an infinite distance
             return (*(torch.zeros_like(t) for t in given), None)
@@ -176,17 +177,41 @@ class _Envelope(torch.autograd.Function):
                 t[..., None].expand(*t.shape, x.shape[-1]) for t in (coupling.rows, coupling.cols)
             )
             moves = x.gather(-2, index) - y.gather(-2, index_y)
-            if order != 2:
-                size = torch.linalg.vector_norm(moves, dim=-1, keepdim=True)
-                moves = torch.where(size > 0, moves * size ** (order - 2), 0.0)
-            flow = coupling.mass[..., None] * moves
-            into_x = torch.zeros_like(x).scatter_add(-2, index, flow) * scale[..., None]
-            into_y = torch.zeros_like(y).scatter_add(-2, index_y, -flow) * scale[..., None]
-        if result.potentials is not None:
-            f, g = result.potentials
-            into_a = log_a.exp() * f * scale / order if ctx.needs_input_grad[2] else None
-            into_b = log_b.exp() * g * scale / order if ctx.needs_input_grad[3] else None
+            flow = _pulled(moves, coupling.log_mass, known[..., None], order)
+            flow = flow * torch.where(there, grads[0], 0.0)[..., None, None]
+            into_x = torch.zeros_like(x).scatter_add(-2, index, flow)
+            into_y = torch.zeros_like(y).scatter_add(-2, index_y, -flow)
+        potentials = _potentials(result)
+        if potentials is not None:
+            # dW = W^{1−p} dW^p / p: powers in double precision.
+            scale = torch.where(there, known.double() ** (1 - order) / order, 0.0) * grads[0]
+            into_a, into_b = (
+                (logs.double().exp() * t.to(logs.device) * scale[..., None]).to(logs)
+                if needed
+                else None
+                for logs, t, needed in zip(
+                    (log_a, log_b), potentials, ctx.needs_input_grad[2:4], strict=True
+                )
+            )
         return into_x, into_y, into_a, into_b, None
+
+
+def _pulled(moves: Tensor, log_mass: Tensor, value: Tensor, order: float) -> Tensor:
+    """π_ij ∂(‖xᵢ − y_j‖^p / p)/∂xᵢ · W^{1−p}, (..., k, d), without powers of lengths."""
+    if order == 2:  # may be differentiated once more
+        return log_mass.exp()[..., None] * moves / value[..., None]
+    unit, size = normalised(moves)
+    share = torch.log(torch.where(size > 0, size, 1.0) / value) * (order - 1)
+    return (log_mass + share).exp()[..., None] * unit
+
+
+def _potentials(result: TransportResult) -> tuple[Tensor, Tensor] | None:
+    """(f, g) in double precision, whatever that of the points."""
+    if result.found is None or result.found[1].f is None or result.found[1].g is None:
+        return None
+    f, g = (torch.as_tensor(t) for t in (result.found[1].f, result.found[1].g))
+    batch = result.found[0].batch_shape
+    return f.reshape(*batch, f.shape[-1]), g.reshape(*batch, g.shape[-1])
 
 
 def _refuse_second_derivative() -> NoReturn:

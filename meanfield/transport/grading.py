@@ -49,7 +49,8 @@ def certify(
     W_p^p ≥ ⟨a, f⟩ + ⟨b, g⟩. Nothing is believed. A plan whose marginals are off is scaled down to
     them, and the mass that is left goes in the order of its projections on the widest direction.
     Potentials are replaced by c-transforms of theirs, fᵢ = min_j ‖xᵢ − y_j‖^p − g_j, which are
-    feasible and at least as good. Rounding is in the interval.
+    feasible and at least as good. Rounding is in the interval; weights are read as by `solve_w2`
+    without ``exact_weights``: those that agree to a few units in their last place are equal.
 
     Args:
         mu: μ, as for `solve_w2`; one measure.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import warnings
 from collections.abc import Sequence
@@ -19,7 +18,7 @@ from meanfield.habits import with_hints
 from meanfield.results import Variable
 from meanfield.results.answers import Answer, labelled
 from meanfield.results.labels import dataset
-from meanfield.transport.certificate import Interval, joined_names
+from meanfield.transport.certificate import Interval, joined_names, largest_of
 from meanfield.transport.coupling import Coupling, alike
 from meanfield.transport.pairs import Pair
 from meanfield.transport.problem import Problem
@@ -54,7 +53,8 @@ class TransportResult(Answer, noun="distance", title="Wasserstein distance"):
         upper: certified upper bound, likewise.
         coupling: the plan that gives `upper`, or None where none exists (infinite distance).
         potentials: (f, g), shapes (..., n) and (..., m), with fᵢ + g_j ≤ ‖xᵢ − y_j‖^order up
-            to rounding and ⟨a, f⟩ + ⟨b, g⟩ = value^order within the width, or None.
+            to rounding and ⟨a, f⟩ + ⟨b, g⟩ = value^order within the width; None where these
+            powers leave the number range.
         method: what gave the answer; for a batch, the methods that occur, joined by " + ".
         converged: whether plan and potentials meet within `rtol`, shape of the batch, up to what
             rounding of the weights given leaves open: that is in the interval, and in `rounding`.
@@ -99,10 +99,10 @@ class TransportResult(Answer, noun="distance", title="Wasserstein distance"):
         pair, answer = self.found
         if answer.f is None or answer.g is None:
             return None
-        most = np.finfo(np.float32).max if pair.is_single else math.inf
-        # Squares may be beyond the range of float32 where distances are not.
-        if any((np.isfinite(t) & (np.abs(t) > most)).any() for t in (answer.f, answer.g)):
-            return None
+        if pair.is_single:  # in which powers may leave the range where distances do not
+            kind, size = np.finfo(np.float32), largest_of(answer.f, answer.g)
+            if (np.isfinite(size) & (size > kind.max) | (size > 0) & (size < kind.tiny)).any():
+                return None
         return _given(pair, answer.f), _given(pair, answer.g)
 
     @property
@@ -123,7 +123,8 @@ class TransportResult(Answer, noun="distance", title="Wasserstein distance"):
 
         ``python -m meanfield.transport.checker FILE`` proves the file in exact arithmetic; so
         does the script alone, without this library: 60 lines that import the standard library
-        only. Atoms without mass are left out.
+        only. Atoms without mass are left out. Weights are written as `solve_w2` reads them
+        without ``exact_weights``.
 
         Args:
             path: its suffix is ``.proof``; such a file is replaced.
@@ -167,12 +168,12 @@ class TransportResult(Answer, noun="distance", title="Wasserstein distance"):
                 "save: expected the answer for one pair of measures, got a batch of shape "
                 f"{tuple(self.value.shape)}; solve each pair by itself"
             )
-        if self.coupling is None or self.potentials is None:
+        if self.coupling is None or self.found is None or self.found[1].f is None:
             raise ValueError(
-                "save: expected an answer with a plan and potentials, got one by "
-                f"{self.method!r} without; use method='simplex'"
+                f"save: expected an answer with a plan and potentials, got one by {self.method!r} "
+                "without: certify has them where some are given, and powers of order "
+                f"{self.order:g} of lengths may leave the number range, but for another unit"
             )
-        assert self.found is not None  # there is a coupling
         pair, answer = self.found
         x, y, log_a, log_b = (t[0] for t in pair.flat)
         given = Problem(x, y, log_a, log_b, order=self.order)

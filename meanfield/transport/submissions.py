@@ -32,10 +32,12 @@ class Grade:
         problem: the name of the problem, "" for points of its own.
         lower: W_p is at least this, by the potentials of the file.
         upper: and at most this, by its plan.
-        plan_error: upper / W_p − 1; NaN if W_p is not known.
+        plan_error: upper / W_p − 1; NaN if W_p is not known so well, as where an order of 40
+            leaves its own interval wide.
         potentials_error: 1 − lower / W_p, likewise.
         blame: what makes the interval wide: "plan" or "potentials", whichever is farther off,
-            with "none given" where the file has none; "nothing" within 1e-9.
+            with "none given" where the file has none; "nothing" within 1e-9; "" if W_p is not
+            known well enough to say.
     """
 
     file: str
@@ -96,17 +98,28 @@ def _graded(path: Path, held: dict[str, Any]) -> Grade:
     measures = (known.x, known.a), (known.y, known.b)
     found = certify(*measures, plan=plan, potentials=(f, g), p=known.order)
     lower, upper = float(found.lower), float(found.upper)
-    errors = _beyond(upper - known.upper, known.upper), _beyond(known.lower - lower, known.lower)
-    blame = "plan" if errors[0] >= errors[1] else "potentials"
+    width = known.upper - known.lower
+    errors = (
+        _beyond(upper - known.upper, known.upper, width),
+        _beyond(known.lower - lower, known.lower, width),
+    )
+    # One that is not known is less than a hundred widths, and so less than one that is.
+    off = np.nan_to_num(errors, nan=-1.0)
+    blame = "plan" if off[0] >= off[1] else "potentials"
     if plan is None if blame == "plan" else f is None and g is None:
         blame += ", none given"
-    if math.isnan(sum(errors)) or max(errors) <= _NOTHING:
-        blame = "" if math.isnan(sum(errors)) else "nothing"
+    if off.max() <= _NOTHING:
+        blame = "nothing" if off.min() >= 0 else ""
     return Grade(path.name, known.name, lower, upper, *errors, blame)
 
 
-def _beyond(distance: float, known: float) -> float:
-    """What lies outside the interval that is known, relative to its end."""
+def _beyond(distance: float, known: float, width: float) -> float:
+    """What lies outside the interval that is known, relative to its end.
+
+    NaN where that interval is wider than a hundredth of it.
+    """
+    if width > max(_NOTHING * known, distance / 100):
+        return math.nan
     if known == 0:
         return math.inf if distance > 0 else 0.0
     return 0.0 if distance <= 0 else distance / known  # NaN stays NaN
@@ -153,18 +166,21 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         with path.open("rb") as file:  # which NumPy leaves open where it is damaged
             held = np.load(file, allow_pickle=False)
-            if path.suffix == ".npy":
+            if isinstance(held, np.ndarray):
                 return {"plan": held}
-            if {*held} >= _SPARSE:
-                file.seek(0)
-                return {"plan": load_npz(file)}
             held = {name: held[name] for name in held}
+            sparse = held.keys() >= _SPARSE
+            if sparse:
+                file.seek(0)
+                plan = load_npz(file)
     except Exception as error:  # NumPy, zip and zlib have a dozen kinds
         raise ValueError(
             "expected a file of numpy.save, numpy.savez or scipy.sparse.save_npz, got a damaged "
             f"or another one ({type(error).__name__})"
         ) from error
     unknown = held.keys() - {*_ANSWER, *_PROBLEM}
+    if sparse and unknown == held.keys():
+        return {"plan": plan}
     if unknown:
         said = ", ".join((*_ANSWER, *_PROBLEM))
         raise ValueError(f"expected arrays named {said}, got {', '.join(sorted(unknown))}")

@@ -239,7 +239,7 @@ def test_a_change_of_unit_moves_no_end_inward_and_scales_potentials_by_its_power
         assert found.lower <= found.value <= found.upper
         assert found.plan_doubt == math.ldexp(0.5, exponent)
         assert found.dual_doubt == math.ldexp(0.75, exponent)
-        if order * exponent < 1022:
+        if order * exponent < 1022 and (order == 1 or order * exponent > -1022):
             assert found.f is not None
             assert found.g is not None
             truths = (math.ldexp(t, order * exponent) for t in (3.0, -3.0))

@@ -6,6 +6,7 @@ import math
 
 import mpmath
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -137,3 +138,31 @@ def test_conditions_are_told_apart_in_double_precision_beside_points_in_single()
     for ids in (large, torch.as_tensor(large)):
         with pytest.raises(ValueError, match="integers up to 2⁵³.*return_inverse"):
             conditional_w2(points, points, conditions=(ids, ids))
+
+
+@pytest.mark.parametrize("as_what", [list, tuple, pd.Series, lambda t: pd.DataFrame({"id": t})])
+def test_integers_that_double_precision_merges_are_refused_in_lists_and_frames_too(
+    as_what,
+) -> None:
+    ids = as_what([2**60, 2**60 + 1])
+    with pytest.raises(ValueError, match="integers up to 2⁵³"):
+        conditional_w2([[0.0], [1.0]], [[1.0], [0.0]], conditions=(ids, ids))
+    small = as_what([2**52, 2**52 + 1])
+    assert float(conditional_w2([[0.0], [1.0]], [[1.0], [0.0]], conditions=(small, small))) == 1.0
+
+
+def test_no_pair_of_grids_falls_between_two_roundings() -> None:
+    found = 0
+    for n in range(2, 400):
+        s, t = np.linspace(0, 1, n), np.arange(n) / (n - 1)
+        if (s != t).any():
+            found += 1
+            with pytest.raises(ValueError, match="last digits"):
+                conditional_w2(np.zeros((n, 1)), np.zeros((n, 1)), conditions=(s, t))
+    assert found > 100
+
+
+def test_whole_numbers_have_no_last_digits() -> None:
+    start = 1_700_000_000_000_000  # microseconds
+    s, t = (np.array([[start, 0.5], [start + k, 0.5]]) for k in (2, 3))
+    assert float(conditional_w2(np.eye(2), np.eye(2), conditions=(s, t))) == math.inf

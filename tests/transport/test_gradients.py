@@ -207,3 +207,55 @@ def test_other_second_derivatives_are_refused(value):
     assert bool(first.isfinite().all())
     with pytest.raises(NotImplementedError, match="expected a backward pass without create_graph"):
         torch.autograd.grad(value(x, y), x, create_graph=True)
+
+
+@pytest.mark.parametrize(
+    ("order", "dtype", "unit"),
+    [
+        *((p, F64, unit) for p in (1, 1.5, 3, 8) for unit in (1e-170, 1e-4, 1e4, 1e170)),
+        *((p, torch.float32, unit) for p in (2, 10) for unit in (1e-15, 1e-5, 1e5, 1e15)),
+        *((2, F64, unit) for unit in (1e-170, 1e170)),
+    ],
+)
+def test_gradients_in_points_do_not_depend_on_the_unit(order, dtype, unit):
+    generator = torch.Generator().manual_seed(0)
+    x, y = (torch.randn(n, 2, dtype=dtype, generator=generator) for n in (5, 4))
+
+    def gradient(scale):
+        z = (scale * x).requires_grad_()
+        return torch.autograd.grad(wp(z, scale * y, order), z)[0]
+
+    found, room = gradient(unit), 1e-10 if dtype == F64 else 1e-4
+    assert float(found.abs().max()) > 0.1
+    # A scale rounds the points, and W_p by as much.
+    torch.testing.assert_close(found, gradient(1.0), rtol=1e3 * room, atol=room)
+
+
+@pytest.mark.parametrize(
+    ("order", "dtype", "unit"),
+    [
+        *((p, torch.float32, unit) for p, unit in ((2, 1e-25), (3, 1e-15), (2, 1e19))),
+        *((p, F64, unit) for p, unit in ((2, 1e-140), (4, 1e-60))),
+    ],
+)
+def test_gradients_in_weights_scale_with_the_unit(order, dtype, unit):
+    generator = torch.Generator().manual_seed(0)
+    x, y = (torch.randn(n, 2, dtype=dtype, generator=generator) for n in (5, 4))
+    logs = torch.full((5,), -math.log(5.0), dtype=dtype, requires_grad=True)
+
+    def gradient(scale):
+        value = wp(ParticleMeasure(scale * x, log_weights=logs), scale * y, order)
+        return torch.autograd.grad(value, logs)[0] / scale
+
+    room = 1e-10 if dtype == F64 else 1e-4
+    assert float(gradient(1.0).abs().max()) > 1e-3
+    torch.testing.assert_close(gradient(unit), gradient(1.0), rtol=1e2 * room, atol=room)
+
+
+@pytest.mark.parametrize("order", [2, 3, 8])
+@pytest.mark.parametrize("power", [-312, 310])
+def test_gradients_in_weights_beyond_the_number_range_are_refused(order, power):
+    logs = torch.zeros(1, dtype=F64, requires_grad=True)
+    unit = 10.0 ** (power / order)
+    with pytest.raises(RuntimeError, match="leave the number range here"):
+        wp(ParticleMeasure([[0.0]], log_weights=logs), [[unit]], order)

@@ -13,7 +13,11 @@ from hypothesis import strategies as st
 from scipy.spatial.distance import cdist
 
 from meanfield.measures import ParticleMeasure
-from meanfield.transport import conditional_w2, solve_conditional_w2
+from meanfield.transport import (
+    conditional_sinkhorn_divergence,
+    conditional_w2,
+    solve_conditional_w2,
+)
 from tests.transport.transport_oracles import priced_optimum
 
 seeds = st.integers(0, 2**31)
@@ -135,3 +139,11 @@ def test_masses_of_positions_that_hardly_differ_are_in_the_interval(swap: bool) 
     found = solve_conditional_w2(*((nu, mu) if swap else (mu, nu)), strict=False)
     assert float(found.lower) ** 2 <= 0.5
     assert 0.5 + 4e-9 <= float(found.upper) ** 2 < 0.5 + 2e-8
+
+
+@pytest.mark.parametrize("distance", [conditional_w2, conditional_sinkhorn_divergence])
+@pytest.mark.parametrize(("largest", "penalty"), [(1e308, 4.0), (1e200, 1e300)])
+def test_prices_that_leave_the_number_range_are_refused(distance, largest, penalty) -> None:
+    points, s = [[0.0], [1.0]], [0.0, largest]
+    with pytest.raises(ValueError, match="penalty: expected .* range"):
+        distance(points, points, conditions=(s, s), penalty=penalty)

@@ -292,3 +292,21 @@ def test_an_entry_that_moves_all_of_a_column_moves_just_that(tmp_path) -> None:
     y = [[2000.0009765625, 2000.0029296875], [-0.001953125, 0.0029296875]]
     path = solve_wp(np.array(x), (np.array(y), np.array([0.25, 0.75])), 10)
     checker.check(str(path.save(tmp_path / "w10.proof")))
+
+
+@pytest.mark.parametrize(("far", "order"), [(8e-14, 30), (1e-160, 2), (1e-110, 3), (1e-33, 10)])
+def test_potentials_that_leave_the_number_range_are_none_and_nothing_is_saved(
+    far, order, tmp_path
+):
+    found = solve_wp([[0.0]], [[far]], order)
+    assert found.lower <= far <= found.upper and found.potentials is None
+    with pytest.raises(ValueError, match=f"powers of order {order} of lengths"):
+        found.save(tmp_path / "w.proof")
+    assert not (tmp_path / "w.proof").exists()
+
+
+def test_answers_in_single_precision_are_saved_from_double(tmp_path):
+    found = solve_w2(np.zeros((1, 1), np.float32), np.full((1, 1), 1e-25, np.float32))
+    assert found.potentials is None  # 1e-50 is 0 there
+    _, lower, upper = checker.check(str(found.save(tmp_path / "w2.proof")))
+    assert lower <= Fraction(float(np.float32(1e-25))) <= upper

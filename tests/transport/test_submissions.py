@@ -241,3 +241,34 @@ def test_the_command_prints_a_table_and_says_how_it_went(tmp_path, right, capsys
     assert main(["grade", str(tmp_path / "absent.npy")]) == 1
     (tmp_path / "empty").mkdir()
     assert main(["grade", str(tmp_path / "empty")]) == 1
+
+
+@pytest.mark.parametrize(
+    ("order", "blame"), [(2, "potentials, none given"), (40, "plan"), (60, ""), (100, "")]
+)
+def test_nobody_is_blamed_where_the_distance_itself_is_hardly_known(order, blame, tmp_path):
+    rng = np.random.default_rng(3)
+    x, y = rng.normal(size=(5, 2)), rng.normal(size=(4, 2))
+    plan = solve_wp(x, y, 2).plan
+    found = grade(saved(tmp_path / "own.npz", x=x, y=y, p=order, plan=plan))
+    known = solve_wp(x, y, order, strict=False)
+    assert found.blame == blame
+    assert math.isnan(found.plan_error) == (order >= 60)
+    if blame == "plan":  # known to a hundredth of itself
+        least, most = found.upper / known.upper - 1, found.upper / known.lower - 1
+        assert least == pytest.approx(found.plan_error) and most < 1.02 * least
+        assert math.isnan(found.potentials_error)
+
+
+def test_the_content_of_a_file_counts_and_not_how_its_name_ends(tmp_path):
+    np.save(tmp_path / "any.npy", np.arange(60))
+    shutil.move(tmp_path / "any.npy", tmp_path / f"{SMALL[0]}.npz")
+    assert grade(tmp_path / f"{SMALL[0]}.npz").blame == "plan"
+
+
+def test_a_sparse_plan_beside_other_arrays_is_refused(tmp_path):
+    scipy.sparse.save_npz(tmp_path / "plan.npz", scipy.sparse.csr_array(np.eye(60) / 60))
+    with np.load(tmp_path / "plan.npz") as held:
+        path = saved(tmp_path / f"{SMALL[0]}.npz", **held, f=np.zeros(60))
+    with pytest.raises(ValueError, match="expected arrays named plan"):
+        grade(path)
