@@ -24,7 +24,7 @@ from meanfield.checks import (
 from meanfield.errors import NoDerivativeError
 from meanfield.habits import with_hints
 from meanfield.layers.particlewise import Particlewise, Product, above_rounding, present_rows
-from meanfield.linalg.vectors import lengths, units
+from meanfield.linalg.vectors import lengths, slopes_of, units
 from meanfield.maps import BallBounds, expanded_radii
 from meanfield.maps.map import scaled_radii
 from meanfield.measures import ParticleMeasure
@@ -228,7 +228,7 @@ class MLP(Particlewise):
         act = ACTIVATIONS[self.activation]
         up, gate = self._inside(mu)
         at, matrix = (up, self.inner) if gate is None else (gate, self.gate)
-        slope = torch.func.jvp(act.function, (at,), (torch.ones_like(at),))[1]
+        slope = slopes_of(act.function, at)[1]
         moved = scaled_radii(lengths(matrix), radii[..., None])
         bent = act.slope_change(at, slope, moved)
         if gate is None:
@@ -278,7 +278,7 @@ class MLP(Particlewise):
         up, gate = self._inside(mu)
         up, gate = up.detach(), None if gate is None else gate.detach()
         phi, at = ACTIVATIONS[self.activation].function, up if gate is None else gate
-        value, slope, *_ = torch.func.jvp(phi, (at,), (torch.ones_like(at),))
+        value, slope = slopes_of(phi, at)
         return (slope, None) if gate is None else (value, slope * up)
 
 

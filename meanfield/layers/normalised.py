@@ -83,15 +83,18 @@ class _Norm(Particlewise):
 
     def metric(self, mu: ParticleMeasure, index: int) -> Metric:
         """ΓCΓ/σ² less (2/d − |x̂|²/d²) γ∘x̂ (γ∘x̂)ᵀ/σ², C the centring or the identity."""
-        per_token = (*self._unit(mu), present_rows(mu))
+        # In double precision: where the derivative is nearly 0 its two parts cancel.
+        exact: _Norm = type(self)(self.weight.double(), eps=self.eps)  # type: ignore[call-arg]
+        per_token = (*exact._unit(mu.to(torch.float64)), present_rows(mu).double())
         parts = (t.detach().reshape(-1, *t.shape[-2:])[index] for t in per_token)
         unit, spread, present = parts
         spread, present = spread[:, 0], present[:, 0]
-        centring = torch.eye(self.dim, dtype=mu.dtype, device=mu.device)
+        centring = torch.eye(self.dim, dtype=torch.float64, device=mu.device)
         centring = centring - self._centred / self.dim
         scale = present / spread.square()
         less = 2 / self.dim - unit.square().sum(-1) / self.dim**2
-        return Metric(scale, self.weight[:, None] * centring, scale * less, self.weight * unit)
+        weight = exact.weight
+        return Metric(scale, weight[:, None] * centring, scale * less, weight * unit)
 
     def local_upper(self, mu: ParticleMeasure) -> Tensor:
         """maxᵢ max|γ|/σ(xᵢ), ``(*batch,)``."""

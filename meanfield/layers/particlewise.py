@@ -17,6 +17,7 @@ from meanfield.errors import NoDerivativeError
 from meanfield.habits import is_function, with_hints
 from meanfield.linalg import LinearMap
 from meanfield.linalg.blocks import Metric, TokenBlocks
+from meanfield.linalg.vectors import pushed_forward
 from meanfield.maps import BallBounds, Linearisation, Map, expanded_radii
 from meanfield.maps.autodiff import check_geometry
 from meanfield.maps.derivative_checks import Product, kinked, quotients
@@ -176,7 +177,8 @@ class Pointwise(Particlewise):
         self._refuse_kinks(mu, image)
 
         def push(eps: Tensor) -> Tensor:
-            return torch.func.jvp(self._moved, (points,), (eps.contiguous(),))[1]
+            moved: Tensor = pushed_forward(self._moved, points, eps.contiguous())
+            return moved
 
         return push, lambda zeta: pull(zeta)[0]
 

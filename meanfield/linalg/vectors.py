@@ -1,8 +1,11 @@
-"""Long vectors, their lengths over the whole number range; constants in forward derivatives."""
+"""Long vectors, their lengths over the whole number range; forward derivatives."""
 
 from __future__ import annotations
 
 import math
+import threading
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,6 +16,9 @@ from meanfield.checks import is_host
 # Entries whose squares one accumulator may take. On the CPU it is of the vectors' own precision:
 # over 10⁷ entries of single precision it would lose a thousandth of their length.
 _CHUNK = 1024
+# torch (2.13) has one level of forward derivatives, and one set of switches of fused attention,
+# for all threads: two threads at once get wrong numbers, without an error.
+one_thread = threading.RLock()
 
 
 def lengths(vectors: Tensor) -> Tensor:
@@ -101,3 +107,17 @@ def beside(constant: Tensor, moving: Tensor) -> Tensor:
         return constant
     nowhere = torch.zeros((), dtype=torch.bool, device=moving.device)
     return torch.where(nowhere, moving[..., :1, :1], constant)
+
+
+def pushed_forward(function: Callable[[Tensor], Any], at: Tensor, along: Tensor) -> Any:
+    """The derivative of a function along a displacement, by one thread at a time."""
+    with one_thread:
+        # The second of the pair: the first is the value of the function, not its tangent.
+        return torch.func.jvp(function, (at,), (along,))[1]
+
+
+def slopes_of(function: Callable[[Tensor], Tensor], at: Tensor) -> tuple[Tensor, Tensor]:
+    """The values of a function that acts on each entry alone, and its slopes there."""
+    values, pull, *_ = torch.func.vjp(function, at)
+    (slopes,) = pull(torch.ones_like(values))
+    return values, slopes

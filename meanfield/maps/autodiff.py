@@ -14,6 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from meanfield.checks import called, choice, name_of
 from meanfield.habits import Hinted
 from meanfield.linalg import LinearMap
+from meanfield.linalg.vectors import one_thread, pushed_forward
 from meanfield.maps.derivative_checks import (
     check_derivative,
     check_light_atoms,
@@ -103,7 +104,7 @@ class _Products:
 
     def move(self, points: Tensor) -> Tensor:
         # Fused attention of torch has no second derivative on the CPU, and no forward one.
-        with sdpa_kernel(SDPBackend.MATH):
+        with one_thread, sdpa_kernel(SDPBackend.MATH):
             at = self.mu.replace(points)
             return called(self.map, (at,), "F: expected a map of measures").points
 
@@ -113,8 +114,8 @@ class _Products:
     def along(self, at: Tensor, displacement: Tensor) -> Tensor:
         along = displacement.contiguous()
         try:
-            # The second of the pair: the first is the value of the function, not its tangent.
-            return torch.func.jvp(self.move, (at,), (along,))[1]
+            pushed: Tensor = pushed_forward(self.move, at, along)
+            return pushed
         except (NotImplementedError, RuntimeError):
             # No forward derivative: take the transpose of the reverse one, which is linear.
             def back(zeta: Tensor) -> Tensor:

@@ -363,12 +363,6 @@ def scaled(answer: Interval, factor: float, doubt: np.ndarray) -> Interval:
     )
 
 
-def log_masses(masses: np.ndarray) -> np.ndarray:
-    """Logarithms of a solver's masses; −inf where they are not positive."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.where(masses > 0, np.log(masses), -math.inf)
-
-
 def power_mean(log_weights: np.ndarray, distances: np.ndarray, order: float) -> np.ndarray:
     """(Σ exp(lᵢ) tᵢ^p)^(1/p) along the last axis, also where the sum underflows.
 

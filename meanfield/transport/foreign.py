@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from meanfield.checks import describe, to_host
-from meanfield.transport.certificate import log_masses
 from meanfield.transport.coupling import Coupling
+from meanfield.transport.problem import log_masses
 
 _SAID = (
     "an assignment (n,) of whole numbers, a matrix (n, m), a sparse matrix, a tuple (rows, cols) "

@@ -17,13 +17,12 @@ from meanfield.transport.certificate import (
     certified,
     clipped,
     in_unit,
-    log_masses,
 )
 from meanfield.transport.foreign import Entries, entries_of, potentials_of
 from meanfield.transport.pairs import Measure, as_pair
 from meanfield.transport.plans.c_transform import CTransform
 from meanfield.transport.plans.formulas import monotone_along_widest
-from meanfield.transport.problem import Problem, costs_between
+from meanfield.transport.problem import Problem, costs_between, log_masses
 from meanfield.transport.result import TransportResult, assemble
 from meanfield.transport.solve import as_order, in_numbering
 

@@ -242,3 +242,9 @@ def snapped(log_a: np.ndarray, log_b: np.ndarray) -> np.ndarray:
 def _masses(logs: np.ndarray) -> np.ndarray:
     weights = np.exp(logs)
     return weights / weights.sum(-1, keepdims=True)
+
+
+def log_masses(masses: np.ndarray) -> np.ndarray:
+    """Logarithms of a solver's masses; −inf where they are not positive."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(masses > 0, np.log(masses), -math.inf)

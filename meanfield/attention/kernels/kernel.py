@@ -14,6 +14,7 @@ from torch import Tensor
 from meanfield.attention.parameters import AttentionParameters
 from meanfield.checks import describe
 from meanfield.habits import NoFunction
+from meanfield.linalg.vectors import pushed_forward
 from meanfield.measures import ParticleMeasure
 
 
@@ -183,7 +184,7 @@ class Kernel(NoFunction):
                 "kernel that is differentiated automatically; leave them None, or give push and "
                 "pull"
             )
-        return Features(*torch.func.jvp(self._parts(at), (at.points,), (displacement,))[1])
+        return Features(*pushed_forward(self._parts(at), at.points, displacement))
 
     def pull(self, at: At, cotangents: Features) -> Tensor:
         """The transpose of `push`: cotangents of q, k, v and b to those of points."""

@@ -14,11 +14,10 @@ from meanfield.transport.certificate import (
     SparsePlan,
     certified,
     is_open,
-    log_masses,
     narrower,
 )
 from meanfield.transport.plans.core import compiled_core
-from meanfield.transport.problem import Problem
+from meanfield.transport.problem import Problem, log_masses
 
 _PIVOTS = 10**12  # the default of POT, 1e5, silently moves 15 to 78 % of the mass
 _LEAST_MASS = 1e-300  # atoms of weight 0 make the core return meaningless potentials

@@ -10,10 +10,9 @@ from meanfield.transport.certificate import (
     Interval,
     SparsePlan,
     certified,
-    log_masses,
 )
 from meanfield.transport.plans.c_transform import CTransform
-from meanfield.transport.problem import UNIT, Problem, costs_between
+from meanfield.transport.problem import UNIT, Problem, costs_between, log_masses
 
 _LONG = np.longdouble
 _LONG_UNIT = float(np.finfo(_LONG).eps)
