@@ -9,7 +9,7 @@ from __future__ import annotations
 # A module imports only from layers below its own; inside a subpackage, in the order listed there.
 LAYERS = [
     ["errors", "html", "checks"],
-    ["habits"],
+    ["habits", "copies"],
     ["results", "measure_arguments"],
     ["measures", "linalg"],
     ["images"],
@@ -30,6 +30,7 @@ WINGS = {
                 "errors",
                 "html",
                 "checks",
+                "copies",
                 "habits",
                 "measure_arguments",
                 "measures",

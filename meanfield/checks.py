@@ -286,59 +286,6 @@ def as_float_tensor(value: object, name: str, *, like: Tensor | None = None) -> 
     return value.to(torch.float64 if like is None else like.dtype)
 
 
-def own_tensor(
-    value: Any, name: str, dims: tuple[str, ...], *, like: Tensor | None = None
-) -> Tensor:
-    """`as_float_tensor` in memory of its own: the owner of an array may go on with it.
-
-    An array of xarray with all of these dimensions has them last, in this order.
-
-    Raises:
-        ValueError: an array of xarray whose dimensions have names, but not these.
-    """
-    names = [str(one) for one in getattr(value, "dims", ())]
-    if set(dims) <= set(names):
-        value = value.transpose(..., *dims)
-    elif not all(one.removeprefix("dim_").isdigit() for one in names):  # xarray's own say nothing
-        raise ValueError(
-            f"{name}: expected the dimensions {', '.join(dims)} of an array of xarray, got "
-            f"{', '.join(names)}; rename them, or give its .values, whose axes go by place"
-        )
-    import torch
-
-    tensor = as_float_tensor(value, name, like=like)
-    if not isinstance(value, torch.Tensor):  # it is a copy
-        return tensor
-    tensor = tensor.clone()
-    if not tensor.requires_grad or is_traced(tensor):
-        return tensor
-    source = value if value._base is None else value._base
-    return refuse_when_stale(tensor, [source] * source.is_leaf, "ParticleMeasure")
-
-
-def refuse_when_stale(copy: Tensor, leaves: Iterable[Tensor], who: str) -> Tensor:
-    """The copy, which refuses gradients to tensors that were changed since it was made of them.
-
-    What is made once, before a loop of training, would stay that of the first step in silence.
-    """
-    import torch
-
-    if not copy.requires_grad or is_traced(copy):
-        return copy
-    made_of = [(leaf, leaf._version) for leaf in leaves]
-
-    @torch.utils.hooks.unserializable_hook  # one read from a file has no leaves
-    def check(gradient: Tensor) -> None:
-        if any(leaf._version != version for leaf, version in made_of):
-            raise RuntimeError(
-                f"{who}: expected tensors as they were when it was made, got some changed since, "
-                "as by a step of an optimiser; make it anew at each step: it keeps a copy"
-            )
-
-    copy.register_hook(check)
-    return copy
-
-
 def is_single(value: Any) -> bool:
     """Whether it is an array or a tensor in single precision."""
     return str(getattr(value, "dtype", "")).removeprefix("torch.") == "float32"

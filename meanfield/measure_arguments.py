@@ -16,8 +16,8 @@ from meanfield.checks import (
     check_same_kind,
     is_single,
     is_traced,
-    own_tensor,
 )
+from meanfield.copies import own_tensor
 
 # Total masses this near 1 are normalised, others refused.
 MASS_TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-8}

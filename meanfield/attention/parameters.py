@@ -20,9 +20,9 @@ from meanfield.checks import (
     count,
     describe,
     number,
-    refuse_when_stale,
     without_autocast,
 )
+from meanfield.copies import own_copy
 from meanfield.habits import Hinted, NoArithmetic, with_hints
 from meanfield.html import html_table, span
 from meanfield.maps import Map
@@ -99,9 +99,10 @@ class AttentionParameters(NoArithmetic, Hinted):
             check_same_kind(q, "query", matrix, name)
         _check_shapes(q, k, v, w)
         # All heads side by side, so that a product reads its points once; the matrices are views.
-        inner = _own(torch.cat([q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1)]))
+        joined = torch.cat([q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1)])
+        inner = own_copy(joined, "AttentionParameters")
         parts = inner.split([part.shape[:2].numel() for part in (q, k, v)])
-        outer = None if w is None else _own(w.movedim(0, 1).flatten(1).clone())
+        outer = None if w is None else own_copy(w.movedim(0, 1).flatten(1), "AttentionParameters")
         out_dim = v.shape[-2] if w is None else w.shape[-2]
         values = {
             "query": parts[0].unflatten(0, q.shape[:2]),
@@ -473,7 +474,7 @@ def _bias(value: Any, name: str, like: Tensor, shape: tuple[int, ...]) -> Tensor
     if tensor.shape != shape and (1, *tensor.shape) != shape:
         raise ValueError(f"{name}: expected shape {shape}, got {tuple(tensor.shape)}")
     check_finite(tensor, name)
-    return _own(tensor.reshape(shape).clone())
+    return own_copy(tensor.reshape(shape), "AttentionParameters")
 
 
 def _scale(value: Any, query: Tensor) -> Tensor:
@@ -486,26 +487,7 @@ def _scale(value: Any, query: Tensor) -> Tensor:
             f"scale: expected a number or one per head ({H},), got shape {tuple(tensor.shape)}"
         )
     check_finite(tensor, "scale")
-    return _own(tensor.clone()).expand(H)
-
-
-def _own(tensor: Tensor) -> Tensor:
-    """The copy, which refuses gradients to matrices that were changed since."""
-    return refuse_when_stale(tensor, _leaves(tensor), "AttentionParameters")
-
-
-def _leaves(tensor: Tensor) -> list[Tensor]:
-    """The tensors that gradients of this one go to."""
-    found, seen, nodes = [], set(), [tensor.grad_fn]
-    while nodes:
-        node: Any = nodes.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if node.name().endswith("AccumulateGrad"):
-            found.append(node.variable)
-        nodes += [each for each, _ in node.next_functions]
-    return found
+    return own_copy(tensor, "AttentionParameters").expand(H)
 
 
 def _check_multihead(module: Any) -> None:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from meanfield.checks import as_float_tensor
+from meanfield.copies import own_copy
 from meanfield.habits import NoFunction, with_hints
 from meanfield.linalg import LinearMap
 
@@ -91,7 +92,7 @@ class RowWise(Normalization):
             return
         if not self.divides:
             raise ValueError("sink: expected none where rows are not divided by their sum")
-        logits = as_float_tensor(self.sink, "sink").clone()
+        logits = own_copy(as_float_tensor(self.sink, "sink"), "sink")
         if logits.ndim > 1 or not logits.numel() or not bool(torch.isfinite(logits).all()):
             raise ValueError(
                 f"sink: expected a finite number or one per head, got {logits.tolist()}"

@@ -18,7 +18,7 @@ from meanfield.attention.rows import RowWise, softmax
 from meanfield.checks import at_once, describe, is_host, is_recorded, is_traced
 from meanfield.errors import NoDerivativeError
 from meanfield.habits import NoNumber
-from meanfield.linalg.vectors import beside, slopes_of
+from meanfield.linalg.vectors import beside, one_thread
 from meanfield.measures import ParticleMeasure
 
 # Entries of one block of P, so that it and what is computed from it stay in the cache.
@@ -129,7 +129,10 @@ class Scoring:
         if not self.has_gain:
             return self.logits(products, log_columns, places), None
         bias, hidden = self._bias_and_hidden(places)
-        logits, gain = slopes_of(lambda x: self._log_psi(x, bias), products)
+        with one_thread:  # not `slopes_of`: of relu there is a finite one where log ψ is −∞
+            logits, gain, *_ = torch.func.jvp(
+                lambda x: self._log_psi(x, bias), (products,), (torch.ones_like(products),)
+            )
         if self.normalization.log_psi is not None and not is_recorded(gain):
             _refuse_slopes(gain, self.normalization.name)
         return _masked(logits + log_columns, hidden), gain

@@ -24,6 +24,12 @@ from meanfield.results.shapes import as_dataset
 
 Observables = dict[Variable, Callable[[ParticleMeasure], Any]]
 
+# What the Dataset of a flow has of a measure at one time, and the dimensions behind its batch.
+_MEASURED = {
+    "points": ("particle", "feature"),
+    "log_weights": ("particle",),
+    "positions": ("particle",),
+}
 _EVALUATIONS = Variable(
     "evaluations", "evaluations of the velocity since the start", dims=("time",), dtype="int64"
 )
@@ -182,10 +188,10 @@ def measure_at(ds: xr.Dataset, index: int) -> ParticleMeasure:
         ds: of `flow`, with its points.
         index: of the time; negative ones count from the end.
     """
-    if "points" not in as_dataset(ds) or "time" not in ds:
+    if "points" not in as_dataset(ds) or "time" not in ds.dims:
         raise ValueError(
             "ds: expected the Dataset of a flow with its points, keep_points=True, got one with "
-            f"{list(ds.variables)}"
+            f"{list(ds.variables)} and the dimensions {dict(ds.sizes)}"
         )
     last = ds.sizes["time"] - 1
     index = count(index, "index", least=-last - 1)
@@ -193,6 +199,12 @@ def measure_at(ds: xr.Dataset, index: int) -> ParticleMeasure:
         raise IndexError(
             f"index: expected one of the {last + 1} times, at most {last}, got {index}"
         )
-    positions = torch.tensor(ds["positions"].values) if "positions" in ds else None
-    points, logs = (torch.tensor(ds[name].values) for name in ("points", "log_weights"))
-    return ParticleMeasure(points[index], log_weights=logs, positions=positions)
+    at, held = ds.isel(time=index), {}
+    for name, dims in _MEASURED.items():
+        if name in at:
+            batch = [d for d in at["points"].dims if d not in _MEASURED["points"]]
+            one = at[name].transpose(*(d for d in batch if d in at[name].dims), *dims)
+            held[name] = torch.tensor(one.values)
+    return ParticleMeasure(
+        held["points"], log_weights=held["log_weights"], positions=held.get("positions")
+    )

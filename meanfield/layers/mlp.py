@@ -21,6 +21,7 @@ from meanfield.checks import (
     is_traced,
     without_autocast,
 )
+from meanfield.copies import own_copy
 from meanfield.errors import NoDerivativeError
 from meanfield.habits import with_hints
 from meanfield.layers.particlewise import Particlewise, Product, above_rounding, present_rows
@@ -283,7 +284,7 @@ class MLP(Particlewise):
 
 
 def _checked(value: Any, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
-    tensor = as_float_tensor(value, name, like=like).clone()
+    tensor = own_copy(as_float_tensor(value, name, like=like), "MLP")
     check_same_kind(like, "inner", tensor, name)
     if tensor.shape != shape:
         raise ValueError(f"{name}: expected shape {shape}, got {tuple(tensor.shape)}")

@@ -17,6 +17,7 @@ from meanfield.checks import (
     is_traced,
     number,
 )
+from meanfield.copies import own_copy
 from meanfield.habits import with_hints
 from meanfield.layers.particlewise import Particlewise, Product, above_rounding, present_rows
 from meanfield.linalg.blocks import Metric
@@ -44,7 +45,7 @@ class _Norm(Particlewise):
     broadcasts = True
 
     def __post_init__(self) -> None:
-        weight = as_float_tensor(self.weight, "weight").clone()
+        weight = own_copy(as_float_tensor(self.weight, "weight"), type(self).__name__)
         if weight.ndim != 1 or not len(weight):
             raise ValueError(f"weight: expected shape (d,), got {tuple(weight.shape)}")
         check_finite(weight, "weight")
@@ -211,7 +212,7 @@ class RMSNorm(_Norm):
 
 
 def _bias(value: Any, weight: Tensor) -> Tensor:
-    bias = as_float_tensor(value, "bias", like=weight).clone()
+    bias = own_copy(as_float_tensor(value, "bias", like=weight), "LayerNorm")
     check_same_kind(weight, "weight", bias, "bias")
     if bias.shape != weight.shape:
         raise ValueError(f"bias: expected shape {tuple(weight.shape)}, got {tuple(bias.shape)}")

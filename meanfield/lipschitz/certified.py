@@ -18,6 +18,7 @@ from meanfield.checks import (
     describe,
     without_autocast,
 )
+from meanfield.copies import own_copy
 from meanfield.habits import with_hints
 from meanfield.images import image_of
 from meanfield.linalg import NormSolver
@@ -56,7 +57,7 @@ class Readout:
     token: int | None = None
 
     def __post_init__(self) -> None:
-        weight = as_float_tensor(self.weight, "weight").clone()
+        weight = own_copy(as_float_tensor(self.weight, "weight"), type(self).__name__)
         if weight.ndim != 2 or len(weight) < 2 or not weight.numel():
             raise ValueError(
                 "weight: expected a row for each of two classes or more, (classes, d), got "
@@ -65,7 +66,7 @@ class Readout:
         check_finite(weight, "weight")
         object.__setattr__(self, "weight", weight)
         if self.bias is not None:
-            bias = as_float_tensor(self.bias, "bias", like=weight).clone()
+            bias = own_copy(as_float_tensor(self.bias, "bias", like=weight), type(self).__name__)
             check_same_kind(weight, "weight", bias, "bias")
             if bias.shape != weight.shape[:1]:
                 raise ValueError(f"bias: expected shape ({len(weight)},), got {tuple(bias.shape)}")

@@ -103,8 +103,11 @@ def _plain(name: str, value: Any) -> Any:
             f"parameter {name!r}: expected a number, a truth value or a text, got {value!r}; "
             "put other data into `fixed`, or number them and look them up in the function"
         )
+    # Of an enumeration too: its members are other values to `canonical`.
     if isinstance(value, str):
-        value = str.__str__(value)  # of a StrEnum too
+        value = str.__str__(value)
+    elif not isinstance(value, bool):
+        value = int.__int__(value) if isinstance(value, int) else float.__float__(value)
     if isinstance(value, str) and printable(value) != value:
         raise ValueError(f"parameter {name!r}: expected text that can be shown, got {value!r}")
     if isinstance(value, int) and not -(2**63) <= value < 2**63:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, bounds, sampling
 from meanfield.attention.kernels import alibi, cosine, dot_product, l2, qk_norm, rotary, soft_cap
 from meanfield.bounds.scores import by_oscillation
-from meanfield.layers import MLP, Chain, LayerNorm, RMSNorm
+from meanfield.layers import MLP, Chain, LayerNorm, Residual, RMSNorm
 from meanfield.lipschitz import local_lipschitz
 from tests import oracles, strategies
 
@@ -332,3 +332,29 @@ def test_what_contradicts_the_map_or_the_ball_is_refused():
     assert (
         "do not" in bounds.table(SelfAttention(free, kernel=l2), 1.0, 3).row("L2, Thm 3.2").reason
     )
+
+
+@pytest.mark.parametrize(
+    ("centred", "d", "residual", "n"),
+    [
+        *((c, d, r, 20) for c, d in ((False, 1), (True, 2), (False, 2)) for r in (False, True)),
+        (False, 1, True, 1100),  # not factored
+        *(pytest.param(c, c + 1, r, 1100, marks=pytest.mark.slow) for c, r in ((0, 0), (1, 1))),
+    ],
+)
+def test_bounds_behind_norms_in_single_precision_hold_where_their_derivative_vanishes(
+    centred, d, residual, n
+):
+    for seed in range(1 + (n == 20)):
+        par = AttentionParameters.random(d, head_dim=2, std=1.0, generator=seed)
+        norm = (LayerNorm if centred else RMSNorm)(torch.full((d,), 3.0, dtype=F64))
+        points = torch.randn(n, d, generator=torch.Generator().manual_seed(seed))
+
+        def block(dtype, par=par, norm=norm):
+            chain = Chain([type(norm)(norm.weight.to(dtype)), SelfAttention(par.to(dtype))])
+            return Residual(chain) if residual else chain
+
+        bound = float(bounds.local_upper(block(torch.float32), ParticleMeasure(points)))
+        exact = block(F64), ParticleMeasure(points.double())
+        assert float(local_lipschitz(*exact, upper_rtol=math.inf)) <= bound
+        assert bound <= 1.001 * float(bounds.local_upper(*exact))

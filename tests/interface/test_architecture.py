@@ -331,6 +331,7 @@ def test_what_is_public_stands_in_the_list_of_a_package_or_of_a_page():
 # kernel or an answer of ours can do is a member of its base class, with a default.
 FOREIGN = {
     "checks": "arrays of any library, and torch's private state",
+    "copies": "arrays of any library",
     "html": "arrays of any library",
     "results.labels": "arrays of any library, torch not imported",
     "sweeps.grid": "arrays of any library, torch not imported",

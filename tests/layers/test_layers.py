@@ -379,3 +379,38 @@ def test_a_layer_does_not_change_with_the_tensors_that_it_was_made_of(layer, sha
 def attending(**how):
     eye = torch.eye(2, dtype=torch.float64)
     return SelfAttention(AttentionParameters(eye, eye, eye), **how)
+
+
+def stepped(name):
+    """A parameter, and what is made of it once."""
+    par, mu = AttentionParameters.random(3, generator=0), cloud()
+    p = torch.nn.Parameter(draw(3, seed=1))
+    made = {
+        "mlp": lambda: MLP(torch.diag(p), draw(3, 3), p)(mu),
+        "norm": lambda: Chain([LayerNorm(p, 2 * p), SelfAttention(par)])(mu),
+        "rms": lambda: RMSNorm(p)(mu),
+        "sink": lambda: SelfAttention(par, normalization=normalizations.sink(p.sum()))(mu),
+        "qk norm": lambda: SelfAttention(par, kernel=kernels.qk_norm(p, 1.0))(mu),
+        "matrices": lambda: SelfAttention(
+            AttentionParameters.from_bilinear(torch.diag(p), torch.eye(3, dtype=p.dtype))
+        )(mu),
+        "measure": lambda: ParticleMeasure(torch.cat([p[None], draw(4, 3)])),
+        "stacked": lambda: ParticleMeasure(torch.stack([p, p])),
+    }
+    return p, made[name]
+
+
+@pytest.mark.parametrize(
+    "name", ["mlp", "norm", "rms", "sink", "qk norm", "matrices", "measure", "stacked"]
+)
+def test_what_is_made_before_a_loop_of_training_refuses_its_second_step(name):
+    p, make = stepped(name)
+    image = make()
+    image.points.square().sum().backward(retain_graph=True)
+    assert bool(p.grad.any())
+    image.points.square().sum().backward(retain_graph=True)  # nothing has changed
+    with torch.no_grad():
+        p.mul_(1.1)
+    with pytest.raises(RuntimeError, match="changed since|modified by an inplace operation"):
+        image.points.square().sum().backward()
+    make().points.square().sum().backward()  # made anew

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from meanfield.attention import AttentionParameters, SelfAttention, kernels, nor
 from meanfield.bounds.diracs import two_dirac_entry
 from meanfield.dynamics import flow, log_energy, stability
 from meanfield.errors import ConvergenceError
-from meanfield.layers import MLP, Chain
+from meanfield.layers import MLP, Chain, Pointwise
 from meanfield.linalg import Dense, Lanczos, LinearMap
 from meanfield.lipschitz import (
     Readout,
@@ -293,3 +294,45 @@ def test_upper_ends_in_single_precision_cover_the_rounding_of_the_map(radius, ge
     assert found.miss > 0
     assert bool((truth <= found.upper.double()).all())
     assert bool((found.value.double() >= (1 - 1e-4) * truth).all())
+
+
+def _capped(cloud):
+    return SelfAttention(
+        AttentionParameters.random(3, generator=0),
+        kernel=kernels.soft_cap(2.0),
+        normalization=normalizations.sigmoid,
+    )(cloud)
+
+
+THREADED = {
+    "mlp": MLP(torch.linspace(-1, 1, 36).double().view(12, 3), torch.eye(3, 12).double()),
+    "pointwise": Pointwise(lambda x: x.tanh() * x.flip(-1)),
+    "no declared map": lambda mu: mu.replace(mu.points.sin() @ mu.points.new_ones(3, 3)),
+    "attention without a declaration": _capped,
+    "soft cap": SelfAttention(
+        AttentionParameters.random(3, generator=0), kernel=kernels.soft_cap(2.0)
+    ),
+    "sigmoid": SelfAttention(
+        AttentionParameters.random(3, generator=0), normalization=normalizations.sigmoid
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", THREADED)
+def test_constants_are_the_same_in_threads(kind):
+    """torch has one level of forward derivatives, and one set of switches, for all threads."""
+    F, generator = THREADED[kind], torch.Generator().manual_seed(0)
+    clouds = [
+        ParticleMeasure(torch.randn(6, 3, dtype=F64, generator=generator)) for _ in range(12)
+    ]
+    switches = (
+        torch.backends.cuda.flash_sdp_enabled,
+        torch.backends.cuda.mem_efficient_sdp_enabled,
+        torch.backends.cuda.math_sdp_enabled,
+    )
+    before = [each() for each in switches]
+    alone = [float(local_lipschitz(F, mu)) for mu in clouds]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda mu: float(local_lipschitz(F, mu)), 4 * clouds))
+    assert found == pytest.approx(4 * alone, rel=1e-9)
+    assert [each() for each in switches] == before

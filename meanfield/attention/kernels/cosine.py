@@ -21,6 +21,7 @@ from meanfield.attention.kernels.kernel import (
 )
 from meanfield.attention.parameters import AttentionParameters
 from meanfield.checks import as_float_tensor, check_finite, number
+from meanfield.copies import own_copy
 from meanfield.habits import with_hints
 from meanfield.linalg.vectors import units
 from meanfield.maps.map import normalised_in_ball
@@ -213,7 +214,7 @@ def qk_norm(
     eps = number(eps, "eps", least=0)
     gains: list[Any] = []
     for gain, name in ((query_gain, "query_gain"), (key_gain, "key_gain")):
-        given = as_float_tensor(gain, name).clone()
+        given = own_copy(as_float_tensor(gain, name), "qk_norm")
         check_finite(given, name)
         if given.ndim > 1 and (given.ndim != 3 or given.shape[1] != 1):
             raise ValueError(
