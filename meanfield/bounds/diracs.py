@@ -33,7 +33,10 @@ def two_dirac_entry(gamma: Any, radius: Any, log_ratio: Any, *, p: Any = 2.0) ->
     # log t and log (1−t): no overflow at either end.
     log_t, log_rest = -np.logaddexp(0, -logit), -np.logaddexp(0, logit)
     with np.errstate(over="ignore", invalid="ignore"):
-        log_entry = (1 - inverse) * log_t + inverse * log_rest + 2 * c * inverse
+        # t⁰ is 1 at the ends of the orders, also for the best light atom there, of no weight.
+        light = np.where(inverse == 1, 0.0, (1 - inverse) * log_t)
+        heavy = np.where(inverse == 0, 0.0, inverse * log_rest)
+        log_entry = light + heavy + 2 * c * inverse
         return out((1 + 2 * np.exp(log_rest) * c) * np.exp(log_entry))
 
 

@@ -101,6 +101,14 @@ class Question:
         return layer.joined(each)
 
     @property
+    def is_uniform(self) -> bool:
+        """Whether the points, if any are given, are tokens of equal weight."""
+        if self.points is None:
+            return True
+        logs = self.points.log_weights
+        return float(logs.max() - logs.min()) < 1e-5  # in single precision too
+
+    @property
     def tokens(self) -> int:
         """How many there are; asked for behind `counted`."""
         assert self.n is not None

@@ -115,7 +115,7 @@ def table(
         n: number of tokens; without it, and without points, the statements about n tokens do not
             apply.
         points: tokens (n, d) or a measure, in B_R; without them the statements at an input do not
-            apply.
+            apply, and with weights of their own those about n tokens do not.
 
     Raises:
         TypeError: another map.

@@ -60,6 +60,7 @@ _BILINEAR = Ask(
 _UNMASKED = Ask("the layer is masked", lambda q: not q.layer.attention.causal)
 _MASKED = Ask("the layer is not masked", lambda q: q.layer.attention.causal)
 _COUNTED = Ask("the number of tokens is not given", lambda q: q.n is not None)
+_UNIFORM = Ask("the points have weights of their own", lambda q: q.is_uniform)
 _PLACED = Ask("no points are given", lambda q: q.points is not None)
 _FIRST = Ask("a norm comes before attention", lambda q: q.layer.norm is None)
 _ONE_HEAD = Ask("several heads may cancel", lambda q: len(q.layer.norm_A) == 1)
@@ -164,17 +165,17 @@ _upper = partial(Statement, times_slope=True)
 OF_DOT_PRODUCTS = [
     _upper(
         ("Thm 3.3, 4.3", "upper", _TOKENS, "tokens in B_R", _LEMMA_3_8),
-        (_BILINEAR, _COUNTED),
+        (_BILINEAR, _COUNTED, _UNIFORM),
         lambda q: q.layer.theorem_3_3(q.radius, q.tokens),
     ),
     _upper(
         ("tokens", "upper", _TOKENS, "tokens in B_R", OURS),
-        (_BILINEAR, _COUNTED, _UNMASKED),
+        (_BILINEAR, _COUNTED, _UNIFORM, _UNMASKED),
         lambda q: q.joined(tokens, n=q.tokens),
     ),
     _upper(
         ("masked tokens", "upper", _MASKED_TOKENS, "tokens in B_R", OURS),
-        (_BILINEAR, _COUNTED, _MASKED),
+        (_BILINEAR, _COUNTED, _UNIFORM, _MASKED),
         lambda q: q.joined(tokens, n=q.tokens, causal=True),
     ),
     _upper(
@@ -199,7 +200,7 @@ OF_DOT_PRODUCTS = [
             *("Thm 3.7, 4.5", "limit", "Euclidean at λX, λ → ∞"),
             *("each query has one best key per head", "[CAP24], triangle inequality"),
         ),
-        (_BILINEAR, _COUNTED, _FIRST),
+        (_BILINEAR, _COUNTED, _UNIFORM, _FIRST),
         lambda q: raised(float(np.sum(q.layer.norm_V)) * q.tokens**0.5),
     ),
 ]
@@ -210,12 +211,12 @@ OF_OTHER_SCORES = {
         *_both("L2", "points in B_R", (_TIED,), _l2),
         _upper(
             ("L2, n tokens", "upper", "Euclidean, n tokens, masked too", "any tokens", OURS),
-            (_TIED, _COUNTED, _values_fit(l2_attention_2)),
+            (_TIED, _COUNTED, _UNIFORM, _values_fit(l2_attention_2)),
             lambda q: l2_attention_2(q.layer.parameters, q.tokens),
         ),
         _upper(
             ("L2, Thm 3.2", "upper", _TOKENS, "any tokens", "[KPM21]"),
-            (_TIED, _COUNTED, _UNMASKED, _values_fit(l2_theorem_3_2)),
+            (_TIED, _COUNTED, _UNIFORM, _UNMASKED, _values_fit(l2_theorem_3_2)),
             lambda q: l2_theorem_3_2(q.layer.parameters, q.tokens),
         ),
     ],
@@ -254,7 +255,7 @@ FROM_BELOW = [
             *("Prop. 3.4", "lower", _TOKENS, "one token at Ru, the others at −Ru or Ru/2"),
             "[CAP24]; any V: " + OURS,
         ),
-        (*_WITNESSED, _EIGEN, _COUNTED),
+        (*_WITNESSED, _EIGEN, _COUNTED, _UNIFORM),
         lambda q: best_pair(q, lambda gamma: proposition_3_4(gamma, q.radius, q.tokens)),
     ),
     Statement(
@@ -269,7 +270,7 @@ FROM_BELOW = [
     ),
     Statement(
         ("far token", "lower", _TOKENS, "n − 1 tokens at one place, one far across", OURS),
-        (*_WITNESSED, _COUNTED, _UNMASKED, _SEVERAL, _FEW),
+        (*_WITNESSED, _COUNTED, _UNIFORM, _UNMASKED, _SEVERAL, _FEW),
         far_token,
     ),
 ]

@@ -106,7 +106,8 @@ def constraint_at(name: str | None, mu: ParticleMeasure) -> Constraint:
         mu: the measure.
 
     Raises:
-        ValueError: an unknown name, or an atom at 0, which is on no sphere.
+        ValueError: an unknown name, an atom at 0, which is on no sphere, or one so near to 0 or so
+            far away that its square leaves the number range.
     """
     if name is None:
         return Constraint()
@@ -114,10 +115,18 @@ def constraint_at(name: str | None, mu: ParticleMeasure) -> Constraint:
     points = mu.points
     radii = torch.linalg.vector_norm(points, dim=-1, keepdim=True)
     absent = mu.log_weights[..., None] == -math.inf
-    if not is_traced(points) and not bool(((radii > 0) | absent).all()):
+    if not is_traced(points) and not bool(((points != 0).any(-1, keepdim=True) | absent).all()):
         raise ValueError(
             "constraint 'sphere': expected particles off the origin, got one at 0; leave it out, "
             "or move it"
+        )
+    kind = torch.finfo(mu.dtype)
+    least, most = 8 * kind.tiny**0.5, kind.max**0.5 / 8
+    if not is_traced(points) and not bool((((radii > least) & (radii < most)) | absent).all()):
+        raise ValueError(
+            "constraint 'sphere': expected particles whose squared norms are in the range of "
+            f"{mu.dtype}, norms between {least:.0e} and {most:.0e}, got others; measure them in "
+            "another unit"
         )
     return Sphere(radii)
 

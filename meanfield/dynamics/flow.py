@@ -11,14 +11,14 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from meanfield.checks import count, describe, name_of, number, to_host, without_autocast
+from meanfield.checks import as_bool, count, describe, name_of, number, to_host, without_autocast
 from meanfield.dynamics.integrators import Adaptive, integrator_of
 from meanfield.dynamics.trajectories import TIME, FlowProblem, checked_times
 from meanfield.habits import is_function, with_hints
 from meanfield.maps.map import as_map
 from meanfield.measures import MeasureMap, ParticleMeasure
 from meanfield.results import Variable
-from meanfield.results.labels import dataset
+from meanfield.results.labels import dataset, fitting
 from meanfield.results.provenance import provenance
 from meanfield.results.shapes import as_dataset
 
@@ -101,7 +101,7 @@ def flow(
         number(coalesce, "coalesce", least=0),
     )
     observables = _labelled(observe or {})
-    if keep_points:
+    if as_bool(keep_points, "keep_points"):
         kind = str(mu.dtype).removeprefix("torch.")
         points = Variable(
             "points", "where the particles are", dims=("particle", "feature"), dtype=kind
@@ -118,7 +118,8 @@ def _labelled(observe: Mapping[str | Variable, Callable[..., Any]]) -> Observabl
         Variable.unlabelled(key) if isinstance(key, str) else key: function
         for key, function in observe.items()
     }
-    taken = {"time", "points", "log_weights", "positions", "evaluations"}
+    taken = {"points", "log_weights", "positions", "evaluations"}
+    taken |= {"time", "case", "particle", "feature"}  # dimensions
     for variable, function in labelled.items():
         if not is_function(function):
             raise TypeError(
@@ -138,6 +139,7 @@ def _record(
     for variable, function in observables.items():
         value = function(measure)
         array = to_host(value) if isinstance(value, Tensor) else np.asarray(value)
+        array = np.asarray(fitting(variable, array, array.shape))  # the function may reuse its own
         if array.ndim != len(measure.batch_shape) + len(variable.dims):
             raise ValueError(
                 f"observe {variable.name!r}: expected a value of shape "

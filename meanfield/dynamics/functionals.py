@@ -45,7 +45,8 @@ def log_energy(mu: ParticleMeasure, A: Tensor) -> Tensor:
         raise ValueError(f"A: expected shape {(mu.dim, mu.dim)}, got {tuple(A.shape)}")
     check_finite(A, "A")
     check_same_kind(mu.points, "mu", A, "A")
-    points, logs = present_points(mu), mu.log_weights
+    # Of absent rows alone a logarithm of a sum is −∞, and its gradient none.
+    points, logs = present_points(mu), mu.log_weights.clamp_min(torch.finfo(mu.dtype).min / 4)
     queries = points @ A.mT
     size = max(1, at_once(_BLOCK, logs.device) // max(logs.numel(), 1))
     parts = []

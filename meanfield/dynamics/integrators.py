@@ -100,7 +100,8 @@ class Adaptive:
         method: "dopri5", order 5(4), or "dop853", order 8(5,3), better below rtol of about 1e-8.
         rtol: error of a step at a particle, relative to its distance from 0.
         atol: absolute error of a step at a particle, added to that.
-        max_steps: largest number of steps in an interval.
+        max_steps: largest number of steps in an interval, or between two meetings of atoms that
+            `coalesce` merges.
     """
 
     method: str = "dopri5"
@@ -149,7 +150,7 @@ class Adaptive:
             factor = _MARGIN * error ** (-1 / (method.order + 1)) if error else _LONGER
             if not error < 1:
                 step, longest = size * (factor if factor > _SHORTER else _SHORTER), 1.0
-                if not step >= least:  # NaN too
+                if not step >= least or _at_the_edge(mu.points, size * slope, reached.points):
                     raise self._stuck(time, reached.points)
                 continue
             # The end of the interval may have cut this step short: go on with the longer one.
@@ -205,12 +206,20 @@ class Adaptive:
         return min(100 * h, (0.01 / max(fast, bend)) ** (1 / (method.order + 1)))
 
     def _stuck(self, time: float, reached: Tensor) -> Exception:
-        if not bool(reached.isfinite().all()):
+        if not bool((1e3 * reached).isfinite().all()):  # sums of slopes leave the range before
             return out_of_range(reached.dtype, time)
         return ConvergenceError(
             f"{self.method}: no step of relative error {self.rtol:g} at t = {time:g}: it would be "
             "shorter than the spacing of floats; loosen rtol and atol, or use a fixed step"
         )
+
+
+def _at_the_edge(points: Tensor, move: Tensor, reached: Tensor) -> bool:
+    """Whether a step by some last places of each coordinate leaves the number range."""
+    if bool(reached.isfinite().all()):
+        return False
+    room = 100 * torch.finfo(points.dtype).eps * points.abs()
+    return bool(((move.abs() <= room) | ~(points.abs() < math.inf)).all())
 
 
 Integrator = FixedStep | Adaptive

@@ -94,7 +94,8 @@ class FlowProblem:
         first = torch.full_like(logs, len(labels), dtype=places.dtype)
         first = first.scatter_reduce(0, labels, places, "amin")
         start = ParticleMeasure(self.start.points[first], log_weights=logs)
-        return labels, start.replace(together.points), constraint_at(self.constraint, start)
+        on = constraint_at(self.constraint, start)
+        return labels, start.replace(on.retract(together.points)), on
 
 
 def checked_times(times: Sequence[float] | Any) -> np.ndarray:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     import xarray as xr
 
 _DIGITS, _MOST_DIGITS = 6, 17  # of a number in words
+_TEXT_LENGTH = 2**16  # characters; in netCDF all texts of a variable are as wide as the longest
+_FITS = {"float64": "fiu", "float32": "fiu", "int64": "iuf", "bool": "b", "str": "O"}
 _FILLS: dict[str, Any] = {  # by type
     "float64": np.nan,
     "float32": np.nan,
@@ -168,6 +170,57 @@ def told_apart(numbers: Iterable[float]) -> list[str]:
         if len({*texts} - {"nan"}) == different:
             break
     return texts
+
+
+def fitting(variable: Variable, value: Any, shape: tuple[int, ...]) -> Any:
+    """The value in the type of the variable, an array of its own; a Python float as it is.
+
+    Raises:
+        TypeError: another kind of value.
+        ValueError: another shape, or values that the type does not hold.
+    """
+    if type(value) is float and variable.dtype == "float64" and not shape:
+        return value  # the most common case, ten times faster than by an array
+    if np.ma.isMaskedArray(value) and np.ma.getmaskarray(value).any():
+        raise ValueError(f"{variable.name}: expected values, got masked ones")
+    value = to_host(value) if is_tensor(value) else value
+    # As objects, because NumPy's own texts lose NUL characters at the end.
+    array = np.asarray(value, object if variable.dtype == "str" else None)
+    if array.shape != shape:
+        raise ValueError(f"{variable.name}: expected shape {shape}, got {array.shape}")
+    if array.dtype.kind not in _FITS[variable.dtype]:
+        raise TypeError(f"{variable.name}: expected {variable.dtype}, got {array.dtype}")
+    if variable.dtype == "str":
+        return _texts(variable, array)
+    with np.errstate(all="ignore"):
+        cast = array.astype(variable.numpy_dtype)
+        if variable.dtype == "int64":
+            lost, cure = cast != array, ""
+        elif array.dtype.kind in "iu":  # as floats all of them would be equal
+            lost = cast.astype(object) != array.astype(object)
+            cure = "; declare it with dtype='int64'"
+        else:
+            lost, cure = np.isinf(cast) & np.isfinite(array), ""
+    if np.any(lost):
+        raise ValueError(
+            f"{variable.name}: expected {variable.dtype}, which does not hold "
+            f"{array[lost].flat[0]}{cure}"
+        )
+    return cast
+
+
+def _texts(variable: Variable, array: np.ndarray) -> np.ndarray:
+    for text in array.flat:
+        if not isinstance(text, str):
+            raise TypeError(f"{variable.name}: expected texts, got {type(text).__name__}")
+        if len(text) > _TEXT_LENGTH:
+            raise ValueError(
+                f"{variable.name}: expected a text of at most {_TEXT_LENGTH} characters, got "
+                f"{len(text)}; write it to a file and return its name"
+            )
+        if "\0" in text or text != text.encode("utf-8", "replace").decode():
+            raise ValueError(f"{variable.name}: expected text in UTF-8, got {text!r:.80}")
+    return array.copy()[()]  # without dimensions: the text itself
 
 
 def copied(value: Any, memo: dict[int, Any]) -> Any:

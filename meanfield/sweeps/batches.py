@@ -17,10 +17,9 @@ import numpy as np
 import torch
 import xarray as xr
 
-from meanfield.checks import is_tensor, to_host
 from meanfield.results import Variable
 from meanfield.results.cases import FAILED, NOT_CONVERGED, OK, Labels
-from meanfield.results.labels import array_of, printable
+from meanfield.results.labels import array_of, fitting, printable
 from meanfield.sweeps.grid import Case, case_seed, columns_of
 from meanfield.sweeps.plan import Task, Work
 
@@ -28,9 +27,7 @@ _Caught = tuple[type[BaseException], ...]
 # How many cases, the values of each variable or why there are none, and what the values mean.
 _Outcome = tuple[int, Mapping[str, Any] | str, Task]
 _MESSAGE_LENGTH = 400
-_TEXT_LENGTH = 2**16  # characters; in netCDF all texts of a variable are as wide as the longest
 _CAUGHT: _Caught = (Exception, SystemExit)
-_FITS = {"float64": "fiu", "float32": "fiu", "int64": "iuf", "bool": "b", "str": "O"}
 _INFERRED = {"b": "bool", "f": "float64", "i": "float64", "u": "float64", "U": "str"}
 
 
@@ -246,7 +243,7 @@ def _values(task: Task, returned: Any, n_cases: int) -> tuple[dict[str, Any], Ta
             f"{task.label}: expected a mapping with exactly {sorted(shapes)}, got {got}"
         )
     return {
-        v.name: _fitting(v, _along(task, v, returned[v.name]), (*leading, *shapes[v.name]))
+        v.name: fitting(v, _along(task, v, returned[v.name]), (*leading, *shapes[v.name]))
         for v in task.variables or ()
     }, task
 
@@ -257,57 +254,12 @@ def _along(task: Task, variable: Variable, value: Any) -> Any:
         return value
     for dim in map(str, value.dims):
         found, known = value[dim].values, task.coords.get(dim)
-        same = known is not None and np.array_equal(
-            found, known, equal_nan=found.dtype.kind == np.asarray(known).dtype.kind == "f"
-        )
+        kind = found.dtype.kind
+        missing = kind in "fmM" and kind == np.asarray(known).dtype.kind  # NaN, or NaT
+        same = known is not None and np.array_equal(found, known, equal_nan=missing)
         if not same:
             raise ValueError(
                 f"{dim}: expected the coordinates of the first case in every one, "
                 f"{known}, got {found}"
             )
     return value.transpose(*variable.dims).values
-
-
-def _fitting(variable: Variable, value: Any, shape: tuple[int, ...]) -> np.ndarray | float:
-    if type(value) is float and variable.dtype == "float64" and not shape:
-        return value  # the most common case, ten times faster than by an array
-    if np.ma.isMaskedArray(value) and np.ma.getmaskarray(value).any():
-        raise ValueError(f"{variable.name}: expected values, got masked ones")
-    value = to_host(value) if is_tensor(value) else value
-    # As objects, because NumPy's own texts lose NUL characters at the end.
-    array = np.asarray(value, object if variable.dtype == "str" else None)
-    if array.shape != shape:
-        raise ValueError(f"{variable.name}: expected shape {shape}, got {array.shape}")
-    if array.dtype.kind not in _FITS[variable.dtype]:
-        raise TypeError(f"{variable.name}: expected {variable.dtype}, got {array.dtype}")
-    if variable.dtype == "str":
-        return _texts(variable, array)
-    with np.errstate(all="ignore"):
-        cast = array.astype(variable.numpy_dtype)
-        if variable.dtype == "int64":
-            lost, cure = cast != array, ""
-        elif array.dtype.kind in "iu":  # as floats all of them would be equal
-            lost = cast.astype(object) != array.astype(object)
-            cure = "; declare it with dtype='int64'"
-        else:
-            lost, cure = np.isinf(cast) & np.isfinite(array), ""
-    if np.any(lost):
-        raise ValueError(
-            f"{variable.name}: expected {variable.dtype}, which does not hold "
-            f"{array[lost].flat[0]}{cure}"
-        )
-    return cast
-
-
-def _texts(variable: Variable, array: np.ndarray) -> np.ndarray:
-    for text in array.flat:
-        if not isinstance(text, str):
-            raise TypeError(f"{variable.name}: expected texts, got {type(text).__name__}")
-        if len(text) > _TEXT_LENGTH:
-            raise ValueError(
-                f"{variable.name}: expected a text of at most {_TEXT_LENGTH} characters, got "
-                f"{len(text)}; write it to a file and return its name"
-            )
-        if "\0" in text or text != text.encode("utf-8", "replace").decode():
-            raise ValueError(f"{variable.name}: expected text in UTF-8, got {text!r:.80}")
-    return array.copy()[()]  # without dimensions: the text itself

@@ -496,3 +496,18 @@ def test_bounds_at_the_ends_of_the_number_range():
     assert bounds.capped_mean_field(0.0, 1.0, 1.0, 1e308) == pytest.approx(1.0)
     wide = bounds.capped_mean_field(1.0, 1.0, 1.0, 1e308)
     assert wide == pytest.approx(bounds.capped_mean_field(1.0, 1.0, 1.0, 1e9))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_statements_about_tokens_do_not_apply_to_points_with_weights(causal):
+    F = SelfAttention(AttentionParameters.from_bilinear([[0.0]], [[1.0]]), causal=causal)
+    points, weights = torch.linspace(-1, 1, 20)[:, None].double(), [0.981] + [0.001] * 19
+    mu = ParticleMeasure(points, weights, positions=torch.arange(1, 21) / 20)
+    row = "masked tokens" if causal else "tokens"
+    constant = float(local_lipschitz(F, mu, geometry="euclidean"))
+    weighted, uniform = (bounds.table(F, 1.0, points=given) for given in (mu, points))
+    assert "weights of their own" in weighted.row(row).reason
+    assert uniform.row(row).applicable and float(uniform.row(row)) < constant
+    for one in weighted:
+        if one.applicable and one.side == "upper" and "Euclidean" in one.of:
+            assert float(one) >= constant

@@ -405,3 +405,12 @@ def test_a_direction_of_l2_attention_costs_what_its_series_says():
     )
     least = column ** (k / 2) * (1 + 4 * size) + 2 * size
     assert least <= bounds.l2_mean_field(size, 1.0, 1.0, k) <= 1.02 * least
+
+
+@pytest.mark.parametrize("p", [1.0, 1.5, 2.0, 7.0, math.inf])
+@pytest.mark.parametrize("gamma", [0.0, 0.3, 1.0, 5.0])
+def test_the_entry_at_its_best_ratio_is_the_lower_bound_at_every_order(gamma, p):
+    best = bounds.two_dirac_best_log_ratio(gamma, 1.0, p=p)
+    assert two_dirac_entry(gamma, 1.0, best, p=p) == pytest.approx(
+        bounds.two_dirac_lower(gamma, 1.0, p=p), rel=1e-12
+    )

@@ -8,12 +8,14 @@ import math
 import numpy as np
 import pytest
 import torch
+import xarray as xr
 from scipy.integrate import solve_ivp
 
 from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, dynamics, sampling
 from meanfield.attention.normalizations import RowWise, exponential, softmax
 from meanfield.errors import ConvergenceError
 from meanfield.measures import split, stack
+from meanfield.results import Variable
 from tests.dynamics import dynamics_oracles as oracles
 
 TIMES = [0.0, 0.4, 1.0]
@@ -540,3 +542,73 @@ def test_an_atom_without_mass_may_be_at_the_centre_of_the_sphere() -> None:
     np.testing.assert_allclose(one.constant, other.constant, rtol=1e-4)
     with pytest.raises(ValueError, match="off the origin"):
         dynamics.flow(F, ParticleMeasure(points), [0.0, 1.0], constraint="sphere")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("method", ["dopri5", "dop853", "rk4"])
+def test_particles_that_reach_the_end_of_the_number_range_end_the_flow_at_once(method, dtype):
+    growing, seen = attention([[0.0]], [[1.0]]), []
+    F = SelfAttention(growing.parameters.to(dtype))
+
+    def counted(mu):
+        seen.append(mu)
+        assert len(seen) < 20_000
+        return F(mu)
+
+    step, mu = 0.5 if method == "rk4" else None, ParticleMeasure(torch.ones(1, 1, dtype=dtype))
+    with pytest.raises(OverflowError, match="particles leave the range"):
+        dynamics.flow(counted, mu, [0, 1e3], method=method, step=step)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "radius"), [(torch.float32, 1e-22), (torch.float64, 1e-160), (torch.float64, 1e160)]
+)
+def test_spheres_whose_squared_radii_leave_the_number_range_are_refused(dtype, radius):
+    mu = ParticleMeasure(radius * torch.eye(3, dtype=dtype))
+    with pytest.raises(ValueError, match="squared norms are in the range"):
+        dynamics.flow(lambda mu: mu, mu, [0.0, 1.0], constraint="sphere")
+
+
+def test_atoms_that_are_merged_stay_on_their_sphere():
+    A, V, _ = case()
+    mu = ParticleMeasure(sampling.sphere(12, 3, generator=0))
+    settings = {"constraint": "sphere", "coalesce": 0.3}
+    ds = dynamics.flow(attention(4 * A, V), mu, np.linspace(0, 20, 81), **settings)
+    assert len(np.unique(np.round(ds.points.values[-1], 6), axis=0)) < 12
+    assert abs((ds.points**2).sum("feature") - 1).max() < 1e-12
+
+
+def test_what_is_observed_is_kept_as_it_was_and_fits_its_type():
+    mu, room = ParticleMeasure([[1.0], [3.0]]), torch.zeros((), dtype=torch.float64)
+    F = attention([[0.0]], [[1.0]])
+
+    def watched(key, function):
+        return dynamics.flow(F, mu, [0.0, 1.0, 2.0], observe={key: function})["m"].values
+
+    mean = watched("m", lambda m: m.points.mean())
+    assert (mean == watched("m", lambda m: room.copy_(m.points.mean()))).all()
+    array = np.zeros(())
+    assert (mean == watched("m", lambda m: np.add(m.points.mean(), 0, out=array))).all()
+    with pytest.raises(ValueError, match="m: expected int64, which does not hold 5.4"):
+        watched(Variable("m", "mean", dtype="int64"), lambda m: m.points.mean())
+    with pytest.raises(TypeError, match="m: expected bool, got float64"):
+        watched(Variable("m", "mean", dtype="bool"), lambda m: m.points.mean())
+    with pytest.raises(TypeError, match="m: expected float64, got complex128"):
+        watched("m", lambda m: 1j)
+    with pytest.raises(ValueError, match="'feature' is taken"):
+        watched("feature", lambda m: 1.0)
+
+
+def test_the_measure_at_a_time_goes_by_the_names_of_dimensions():
+    F, starts = attention([[0.0]], [[1.0]]), [3.0, 5.0]
+    flows = [dynamics.flow(F, ParticleMeasure([[1.0], [x]]), [0.0, 1.0]) for x in starts]
+    for dim, front in (("run", True), ("run", False)):
+        joined = xr.concat(flows, dim)
+        joined = joined if front else joined.transpose("time", "feature", "particle", dim)
+        for k in (0, -1):
+            wanted = stack([dynamics.measure_at(ds, k) for ds in flows])
+            assert (dynamics.measure_at(joined, k).points == wanted.points).all()
+    one = flows[0].transpose("feature", "particle", "time")
+    assert (dynamics.measure_at(one, 1).points == dynamics.measure_at(flows[0], 1).points).all()
+    with pytest.raises(ValueError, match="expected the Dataset of a flow"):
+        dynamics.measure_at(flows[0].isel(time=0), 0)

@@ -139,3 +139,15 @@ def test_what_has_no_clusters_and_no_energy_is_refused():
         dynamics.cluster_count(cloud(), -1.0)
     with pytest.raises(ValueError, match="A: expected shape"):
         dynamics.log_energy(cloud(), torch.eye(2))
+
+
+def test_padding_by_blocks_of_absent_atoms_leaves_the_energy_and_its_gradient(monkeypatch):
+    monkeypatch.setattr(functionals, "_BLOCK", 1)  # a row at a time: some are absent throughout
+    x = torch.randn(2, 5, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    whole, padded = x.clone().requires_grad_(), x.clone().requires_grad_()
+    one = dynamics.log_energy(ParticleMeasure(whole[:, :3]), A)
+    other = dynamics.log_energy(ParticleMeasure(padded, [1 / 3] * 3 + [0.0] * 2), A)
+    torch.testing.assert_close(one, other)
+    torch.testing.assert_close(
+        *(torch.autograd.grad(e.sum(), t)[0] for e, t in ((one, whole), (other, padded)))
+    )

@@ -422,3 +422,24 @@ def test_axes_of_other_numbers_are_refused_in_each_case():
         return xr.DataArray([x, x], dims="t", coords={"t": [0.0, x]})
 
     assert sweep(apart, {"x": [1.0, 2.0]}, progress=False).status.values.tolist() == [1, 3]
+
+
+def test_members_of_numeric_enumerations_are_their_numbers():
+    one = enum.IntEnum("Kind", "one two")
+    half = enum.Enum("Half", {"half": 0.5}, type=float)
+    for member, number in ((one.one, 1), (half.half, 0.5)):
+        (case,) = cases_of({"n": [member]})
+        assert type(case["n"]) is type(number)
+        assert case_seed(case) == case_seed({"n": number})
+        assert case_keys([case]) == case_keys([{"n": number}])
+    with pytest.raises(ValueError, match="twice"):
+        cases_of({"n": [one.one, 1]})
+
+
+def test_missing_times_are_the_same_coordinates_in_every_case():
+    places = np.array(["2020", "NaT"], "M8[ns]")
+    ds = sweep(
+        lambda a: xr.DataArray([a, 2 * a], dims="when", coords={"when": places}, name="y"),
+        {"a": [1.0, 2.0]},
+    )
+    assert ds.y.values.tolist() == [[1.0, 2.0], [2.0, 4.0]] and (ds.status == 1).all()
