@@ -205,8 +205,8 @@ def _check_simple(
             v = _splitting(found)[-1][..., None, :]
             rest, _ = largest_block_norm(_deflated(at.field, v), **how)
             second = torch.where(splits, rest.value * (1 + rest.error), second)
-    if found.splitting is not None and not particlewise:
-        # Of maps that move atoms by themselves both components are one.
+    # Of maps that move atoms by themselves both components are one.
+    if found.splitting is not None and not (particlewise or _moves_each_alone(at, found)):
         second = torch.maximum(second, torch.minimum(found.particle, found.splitting))
     room = found.residual + ROUNDINGS * torch.finfo(value.dtype).eps
     double = wanted & ~(room * value <= _ANGLE * (value - second))
@@ -217,6 +217,14 @@ def _check_simple(
             "double the constant has no derivative; move the points a little, or, if the two "
             "differ, ask for a smaller rtol"
         )
+
+
+def _moves_each_alone(at: Linearisation, found: LocalLipschitz) -> bool:
+    """Whether no atom moves another here, by the image of a random displacement."""
+    like, generator = found.direction, torch.Generator().manual_seed(0)
+    eps = torch.randn(like.shape, generator=generator, dtype=like.dtype).to(like.device)
+    image, own = at.atoms.matvec(eps), at.field.matvec(eps[..., None, :])[..., 0, :]
+    return bool(((image - own).abs() <= AGREES[like.dtype] * image.abs().amax()).all())
 
 
 def _deflated(J: LinearMap, v: Tensor) -> LinearMap:

@@ -23,7 +23,6 @@ from meanfield.sweeps.grid import Grid, case_keys
 from meanfield.sweeps.plan import SweepPlan, Task, make_plan, shown_grid
 
 _log = logging.getLogger("meanfield")
-_log.addHandler(logging.NullHandler())
 _SECONDS_BETWEEN_LINES = 60.0
 _PROBES = 16  # cases that are tried to learn the variables, where none are declared
 _FILES = {".nc", ".h5", ".csv", ".json", ".npz", ".parquet", ".pkl"}  # kinds that no folder is
@@ -194,8 +193,13 @@ def sweep(
         units = plan.units(table.missing(retry_failed), batch_size, shard or (0, 1))
         n_missing = sum(map(len, units))
         total = max(n_missing, len(plan.cases) // (shard[1] if shard else 1))
-        found = total - n_missing - len(first)
-        with Progress(total, done=total - n_missing, found=found, visible=progress) as bar:
+        tried = [batch.columns["status"] for _, batch in first]
+        if retry_failed:  # those that failed are missing
+            tried = [status[status != FAILED] for status in tried]
+        found = total - n_missing - sum(map(len, tried))
+        with Progress(total, done=found, found=found, visible=progress) as bar:
+            for status in tried:
+                bar.advance(status)
 
             def keep(places: list[int], batch: Batch) -> None:
                 table.keep(places, batch.columns)

@@ -15,7 +15,7 @@ from meanfield.linalg import Lanczos
 from meanfield.lipschitz import local_lipschitz
 from meanfield.lipschitz.differentiable import _check_simple
 from meanfield.maps import Linearisation, Map, linearize
-from meanfield.measures import ParticleMeasure
+from meanfield.measures import ParticleMeasure, pushforward
 from tests.maps.small_maps import draw
 
 F64 = torch.float64
@@ -322,3 +322,17 @@ def test_the_second_derivative_is_refused():
     value = local_lipschitz(layer(matrices()), measure(x, draw(N))).value
     with pytest.raises(NotImplementedError, match="no second derivative"):
         torch.autograd.grad(value, x, create_graph=True)
+
+
+def test_a_map_that_is_not_declared_to_move_atoms_alone_has_the_same_gradient():
+    net = torch.nn.Sequential(
+        torch.nn.Linear(D, 8), torch.nn.Tanh(), torch.nn.Linear(8, D)
+    ).double()
+    mu, found = ParticleMeasure(draw(N, D)), []
+    for F in (Pointwise(net), lambda mu: pushforward(net, mu)):
+        net.zero_grad()
+        local_lipschitz(F, mu).value.backward()
+        found.append([p.grad.clone() for p in net.parameters() if p.grad is not None])
+    assert len(found[0]) == 3
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)

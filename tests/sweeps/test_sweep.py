@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import enum
 import logging
+import subprocess
+import sys
 import threading
 from random import Random
 
@@ -443,3 +445,16 @@ def test_missing_times_are_the_same_coordinates_in_every_case():
         {"a": [1.0, 2.0]},
     )
     assert ds.y.values.tolist() == [[1.0, 2.0], [2.0, 4.0]] and (ds.status == 1).all()
+
+
+def test_a_failed_case_is_said_where_nobody_has_set_up_logging(tmp_path):
+    code = """
+from meanfield import sweep
+
+def f(a):
+    return {"y": 1 / a}
+
+sweep(f, {"a": [0, 1]}, progress=False)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "1 of 2 cases failed" in done.stderr
