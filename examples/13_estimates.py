@@ -119,8 +119,10 @@ def main() -> None:
         "--without", nargs="*", default=[], help='estimates to leave out, as "Sinkhorn, blur 0.05"'
     )
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("runs"))
+    if parser.parse_known_args()[0].quick:
+        parser.set_defaults(n=300)
     args = parser.parse_args()
-    n = 300 if args.quick else args.n
+    n = args.n
 
     found: list[dict] = []
     for d in args.dims:

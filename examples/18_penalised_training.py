@@ -195,9 +195,9 @@ def draw_curves(runs: dict[str, dict], out: Path) -> None:
 
 
 def main() -> None:
+    if parser.parse_known_args()[0].quick:
+        parser.set_defaults(dim=12, heads=2, context=12, batch=8, steps=20)
     options = parser.parse_args()
-    if options.quick:
-        vars(options).update(dim=12, heads=2, context=12, batch=8, steps=20)
     corpus = corpora.corpus(options.text or __file__, download=False)
     symbols = sorted(set(corpus.text))
     numbers = torch.tensor([symbols.index(c) for c in corpus.text])
@@ -215,7 +215,7 @@ def main() -> None:
         logit, cost = float(last.largest_logit.max()), run["seconds"] / plain
         print(f"{variant:12}  {run['bits'][-1]:.3f}  {each:24} {logit:13.2f}{cost:15.1f} × plain")
     cap = (1 + options.factor) ** (2 * options.depth)
-    print(f"No input can make the product of the contractive model's constants exceed {cap:.1f}.")
+    print(f"No input can make the product of the contractive model's constants exceed {cap:.4f}.")
     draw_curves(runs, options.out)
 
 

@@ -183,7 +183,7 @@ def draw(found: dict, out: Path) -> None:
                 else:
                     ax.axhline(gap, color=f"C{k}", ls=":", label=name)
             ax.set(xlabel="relative error of the keys", title=cache, xscale="log", yscale="log")
-        axes[0].set_ylabel("of the output; bars: certified to 5 %")
+        axes[0].set_ylabel("relative error of the output\nbars: bounds for queries within 5 %")
         figure.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=3)
         figure.savefig(out / "errors.png")
 

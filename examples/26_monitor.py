@@ -125,8 +125,8 @@ def trained() -> xr.Dataset:
             found.append(measured(model).assign(loss=loss.item()))
             found[-1].loss.attrs["long_name"] = "loss of the batch, nats per character"
             model.train()
-            log = results.numbers(found[-1].mean("text"))
-            print(f"step {step:5d}  loss {log['loss']:.3f}  block {log['block/layer0']:.2f}")
+            log = results.numbers(found[-1].median("text"))  # as in the figure
+            print(f"step {step:5d}  loss {log['loss']:.3f}  block 0 {log['block/layer0']:.2f}")
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()

@@ -9,8 +9,8 @@ How much of what layers allow together does a flow really do?
 
 A light atom at Ru and a heavy one at −Ru, A = −γI, V = I on the line: the configuration in which
 one layer is most sensitive. Here it flows through depth t. The local constant of the flow map Φ_t
-stands beside e^{∫λ}, what the constants λ of the layers on the way allow together (Grönwall's
-inequality).
+stands beside e^{∫ω}, what the one-sided constants ω of the layers on the way allow together
+(Grönwall's inequality).
 """
 
 # %%
@@ -43,7 +43,7 @@ F = SelfAttention(AttentionParameters.from_bilinear([[-GAMMA]], [[1.0]]))
 
 # %%
 # A case: the constants of one pair through depth. Weights are said by the logarithm of their
-# ratio, relative to the one that is most sensitive for one layer.
+# ratio, relative to the one that is most sensitive for one layer, but where R is below 1.5 or so.
 def pair(radius, offset):
     log_ratio = float(bounds.two_dirac_best_log_ratio(GAMMA, radius)) + offset
     return sampling.two_diracs(radius, log_ratio, [1.0]), log_ratio
@@ -133,7 +133,7 @@ def against_weight(ds, *, ax):
         start = partial(one_layer, radius=radius)
         formula(ax, start, rows.offset, ":", color=colour, linewidth=1)
     ax.plot([], [], "k:", linewidth=1, label="one layer at t = 0")
-    ax.set(yscale="log", xlabel="log-ratio of the weights, relative to one layer's worst")
+    ax.set(yscale="log", xlabel="log-ratio of the weights, relative to `two_dirac_best_log_ratio`")
     ax.set_ylabel(f"local constant of the flow to t = {float(ds.time[-1]):g}")
     ax.set_title("Two Diracs: constant of the flow against the light weight")
 
@@ -155,7 +155,8 @@ if __name__ == "__main__":  # worker processes import this file
         grid = {"radius": [0.5, 1.5], "offset": [-2.0, 0.0, 2.0]}
     ds = run(grid, fixed, executor=options.workers)
     results.write_dataset(ds, options.out / "two-dirac-depth.zarr")
-    print(ds[["constant", "grown", "one_layer_bound"]].isel(time=-1).to_dataframe().iloc[:, -5:])
+    shown = ["radius", "offset", "constant", "grown", "one_layer_bound"]
+    print(ds[shown[2:]].isel(time=-1).to_dataframe()[shown].to_string(index=False))
 
     # %%
     with figures.style():

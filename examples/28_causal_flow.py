@@ -170,7 +170,8 @@ if __name__ == "__main__":  # worker processes import this file
         grid = {"beta": [1.0, 36.0], "repetition": range(1)}
     ds = run(grid, fixed, executor=options.workers)
     results.write_dataset(ds, options.out / "causal-flow.zarr")
-    print(ds[["leaders", "n_clusters", "moved"]].isel(time=-1).to_dataframe().iloc[:, -5:])
+    shown = ["beta", "repetition", "leaders", "n_clusters", "moved"]
+    print(ds[shown[2:]].isel(time=-1).to_dataframe()[shown].to_string(index=False))
 
     # %%
     with figures.style():

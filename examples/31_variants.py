@@ -7,7 +7,8 @@ The constants of the variants of attention on a ball of radius R, for measures a
 
     python examples/31_variants.py [--quick] [--out DIR]
 
-A = I and V = I, so that ‖A‖R² is R². Curves that bend upwards here grow exponentially in R².
+‖A‖ = ‖V‖ = 1, so that ‖A‖R² is R²; the worst such A is −I (of A = I much less is proved). Curves
+that still bend upwards at R = 3 grow exponentially in R².
 """
 
 # %%

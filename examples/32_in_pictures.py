@@ -174,7 +174,7 @@ def worst_in_the_ball(figure):
 
 
 # %%
-# Layer upon layer words meet, until two clusters of different weight are left.
+# Layer upon layer words meet; two clusters of different weight are left at the end of the picture.
 def through_depth(figure):
     ax = figure.subplots()
     H = SelfAttention(AttentionParameters.from_bilinear([[9.0, 0.0], [0.0, 9.0]], np.eye(2)))

@@ -126,14 +126,14 @@ def staircase(ds, *, ax):
 # Its first stage is that of the mode that grows fastest.
 @figures.figure("found_mode")
 def stage(ds, *, ax):
-    """How many clusters the first stage has, against √β, beside the fastest growing mode."""
+    """The largest mode when one reaches 0.3, against √β, beside the fastest growing one."""
     root = np.sqrt(ds.beta.values)
     ax.plot(root, ds.found_mode, "o", color="tab:blue", fillstyle="none", label="simulated")
     fastest = np.vectorize(lambda x: first_mode(x**2))
     formula(ax, fastest, root, "k--", linewidth=1.4, label=r"largest $k^2 I_k(\beta)$")
-    ax.set(xlabel=r"$\sqrt{\beta}$", ylabel="clusters of the first stage")
+    ax.set(xlabel=r"$\sqrt{\beta}$", ylabel="mode that has grown first")
     ax.locator_params(axis="y", integer=True)
-    ax.set_title("First number of clusters, beside the fastest growing mode")
+    ax.set_title("The mode that reaches 0.3 first, beside the fastest growing one")
 
 
 if __name__ == "__main__":  # worker processes import this file

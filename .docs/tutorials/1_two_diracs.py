@@ -109,8 +109,8 @@ with figures.style():
 # %%
 # Held against the theorems
 # -------------------------
-# For each radius: the best pair, the bound of :cite:p:`CAP24` Theorem 3.5, and that of this
-# package, which comes within 7e-8 of the pair at R = 3.
+# For each radius: a pair that is the worst from about R = 1.5 on, the bound of :cite:p:`CAP24`
+# Theorem 3.5, and that of this package, which comes within 7e-8 of the pair at R = 3.
 print("  R        pair   this package  Theorem 3.5")
 for R in (0.5, 1.0, 2.0, 3.0):
     worst = sampling.two_diracs(R, bounds.two_dirac_best_log_ratio(1.0, R), direction=[1.0])
