@@ -421,8 +421,8 @@ def layer_constants(ds, *, ax):
     """The constant of each trained layer at the text, beside its bound."""
     ax.plot(ds.layer, ds.bound, "s--", color="tab:red", label="bound")
     ax.plot(ds.layer, ds.measured, "o-", color="tab:blue", label="measured at the text")
-    ax.set(yscale="log", xlabel="layer", ylabel="Euclidean constant")
-    ax.set_title("Layers of the contractive model, whose c is that of another norm")
+    ax.set(yscale="log", xlabel="layer", ylabel="Lipschitz constant")
+    ax.set_title("The trained layers, and what is certain of them")
     ax.set_xticks(ds.layer.values)
     return ax
 

@@ -299,7 +299,12 @@ def _run(options: argparse.Namespace) -> int:
         check_replaceable(store.with_suffix(suffix))
     # Cases are small: more threads wait for one another, ten times slower on a busy machine.
     torch.set_num_threads(options.threads)
-    options.out.mkdir(parents=True, exist_ok=True)
+    try:
+        options.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(
+            f"--out: expected a folder that can be made, got {options.out}: {error.strerror}"
+        ) from None
     ds = sweep(
         **experiment.plan(settings),
         store=store,

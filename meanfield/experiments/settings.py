@@ -160,7 +160,10 @@ def _fitting(key: str, value: Any, current: Any) -> Any:
                 f"--set '{key}=[{value.strip('() ')}]', got {value!r}"
             )
         items = value if isinstance(value, list) else [value]
-        return tuple(_fitting(key, item, current[0]) if current else item for item in items)
+        try:
+            return tuple(_fitting(key, item, current[0]) if current else item for item in items)
+        except ValueError as error:
+            raise ValueError(f"{error}; or a list of them") from None
     if isinstance(current, float) and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if current is not None and type(value) is not type(current):

@@ -375,9 +375,10 @@ def _read_description(path: Path) -> dict[str, Any]:
     if not is_store(path):
         inside = sorted(store.name for store in path.glob("*.sweep"))
         meant = f"; it holds {', '.join(inside)}" if inside else ""
+        empty = path.is_dir() and not any(path.iterdir())
+        what = "an empty folder" if empty else "something else"
         raise ValueError(
-            "store: expected the store of a sweep or nothing, "
-            f"got {path}, which is something else{meant}"
+            f"store: expected the store of a sweep or nothing, got {path}, which is {what}{meant}"
         )
     try:
         description = json.loads(read_regular(path / _DESCRIPTION))
