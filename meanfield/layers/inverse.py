@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -96,14 +97,17 @@ def invert(
     with torch.no_grad():
         found, answers = nu, []
         error = nu.points.new_zeros(nu.batch_shape)
+        # maxᵢ |xᵢ| from (Σ aᵢ|xᵢ|²)^½: the lightest atom may carry all of it.
+        logs = nu.log_weights
+        steeper = (-0.5 * logs.where(logs > -math.inf, 0.0).amin(-1)).exp()
+        kinds = [stage.norm for stage in stages]
+        handed = [pair == ("max", "l2") for pair in pairwise(kinds)]  # from each to the one before
         for k in reversed(range(len(stages))):
             # Tolerance for this layer, so that the total stays below rtol.
             share = math.prod(1 - stage.factor for stage in stages[:k]) / len(stages)
-            goal = share * rtol * size(nu.points, nu, "l2")
-            if k + 1 < len(stages) and (stages[k + 1].norm, stages[k].norm) == ("l2", "max"):
-                # maxᵢ |xᵢ| from (Σ aᵢ|xᵢ|²)^½: the lightest atom may carry all of it.
-                logs = nu.log_weights
-                error = error * (-0.5 * logs.where(logs > -math.inf, 0.0).amin(-1)).exp()
+            goal = share * rtol * size(nu.points, nu, "l2") / steeper ** sum(handed[:k])
+            if k < len(handed) and handed[k]:
+                error = error * steeper
             answers.append(stages[k].solve(found, error, goal, max_steps, probe))
             found, error = answers[-1].measure, answers[-1].error
         largest = torch.maximum(size(nu.points, nu, "l2"), size(found.points, found, "l2"))

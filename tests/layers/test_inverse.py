@@ -5,6 +5,7 @@ The layers are evaluated a second time in extended precision, so that the preima
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -277,3 +278,14 @@ def test_a_layer_into_another_dimension_has_no_inverse() -> None:
     G = contractive(Pointwise(lambda x: torch.cat([x, x], -1)), 0.5, constant=2.0)
     with pytest.raises(ValueError, match=r"from R\^1 to itself, got one to R\^2"):
         invert(G, ParticleMeasure([[3.0], [4.0]]))
+
+
+@pytest.mark.parametrize("kinds", list(itertools.product(("max", "l2"), repeat=3)))
+def test_a_light_atom_does_not_keep_a_chain_of_two_norms_from_its_tolerance(kinds):
+    light = torch.tensor([1e-8, 1 - 1e-8], dtype=torch.float64)
+    mu = ParticleMeasure(torch.tensor([[1.0], [2.0]], dtype=torch.float64), light)
+    layers = [contractive(Pointwise(torch.sin), 0.5, constant=1.0, norm=n) for n in kinds]
+    answer = invert(Chain(layers), Chain(layers)(mu), rtol=1e-6)
+    assert bool(answer.converged)
+    off = float((answer.measure.points - mu.points).abs().max())
+    assert off <= float(answer.error) * (1 + 1e-9) + 1e-12
