@@ -379,7 +379,7 @@ def check_finite(tensor: Tensor, name: str) -> None:
     """Refuse NaN and infinite entries (skipped where values cannot be looked at)."""
     import torch
 
-    if is_traced(tensor) or bool(torch.isfinite(tensor).all()):
+    if is_recorded(tensor) or bool(torch.isfinite(tensor).all()):
         return
     bad = ~torch.isfinite(tensor)
     first = tuple(int(i) for i in bad.nonzero()[0])

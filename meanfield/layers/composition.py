@@ -72,7 +72,10 @@ class Composite(Map):
 
     def _upper_of_parts(self, mu: ParticleMeasure) -> Tensor:
         """A bound from the bounds of the maps."""
-        raise NotImplementedError
+        raise NotImplementedError(
+            f"local_upper: expected a map that declares blocks or a bound, got {name_of(self)}; "
+            "local_lipschitz has an upper end that holds but for a probability"
+        )
 
 
 def part_in_ball(

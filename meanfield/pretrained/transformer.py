@@ -154,8 +154,7 @@ class Transformer(Hinted):
     def block(self, layer: int, *, length: int | None = None) -> Map:
         """Attention and feed-forward layer with their residuals and norms, for the model as it is.
 
-        When the model changes ask for it anew: attention keeps copies of its matrices, the other
-        layers have the model's own.
+        When the model changes ask for it anew: layers keep copies of its matrices.
 
         Args:
             layer: 0 is the first.
