@@ -215,6 +215,7 @@ def main() -> None:
         logit, cost = float(last.largest_logit.max()), run["seconds"] / plain
         print(f"{variant:12}  {run['bits'][-1]:.3f}  {each:24} {logit:13.2f}{cost:15.1f} × plain")
     cap = (1 + options.factor) ** (2 * options.depth)
+    cap = math.ceil(1e4 * cap) / 1e4
     print(f"No input can make the product of the contractive model's constants exceed {cap:.4f}.")
     draw_curves(runs, options.out)
 

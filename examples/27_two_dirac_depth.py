@@ -43,7 +43,7 @@ F = SelfAttention(AttentionParameters.from_bilinear([[-GAMMA]], [[1.0]]))
 
 # %%
 # A case: the constants of one pair through depth. Weights are said by the logarithm of their
-# ratio, relative to the one that is most sensitive for one layer, but where R is below 1.5 or so.
+# ratio, relative to `two_dirac_best_log_ratio`: from about R = 1.5 on the worst for one layer.
 def pair(radius, offset):
     log_ratio = float(bounds.two_dirac_best_log_ratio(GAMMA, radius)) + offset
     return sampling.two_diracs(radius, log_ratio, [1.0]), log_ratio

@@ -9,6 +9,8 @@ from torch import Tensor
 
 from meanfield.checks import as_float_tensor, is_traced
 
+_CHECKED = "changes are looked for"  # on the node of a copy, whose own hook does so
+
 
 def own_tensor(
     value: Any, name: str, dims: tuple[str, ...], *, like: Tensor | None = None
@@ -41,6 +43,8 @@ def own_copy(tensor: Tensor, who: str) -> Tensor:
     if not copy.requires_grad or is_traced(copy):
         return copy
     made_of = [(leaf, leaf._version) for leaf in _leaves(copy)]
+    node: Any = copy.grad_fn
+    node.metadata[_CHECKED] = True
 
     @torch.utils.hooks.unserializable_hook  # one read from a file has no leaves
     def check(gradient: Tensor) -> None:
@@ -55,11 +59,11 @@ def own_copy(tensor: Tensor, who: str) -> Tensor:
 
 
 def _leaves(tensor: Tensor) -> list[Tensor]:
-    """The tensors that gradients of this one go to."""
+    """The tensors that gradients of this one go to, but for those behind another such copy."""
     found, seen, nodes = [], set(), [tensor.grad_fn]
     while nodes:
         node: Any = nodes.pop()
-        if node is None or node in seen:
+        if node is None or node in seen or node.metadata.get(_CHECKED):
             continue
         seen.add(node)
         if node.name().endswith("AccumulateGrad"):

@@ -129,7 +129,8 @@ class Scoring:
         if not self.has_gain:
             return self.logits(products, log_columns, places), None
         bias, hidden = self._bias_and_hidden(places)
-        with one_thread:  # not `slopes_of`: of relu there is a finite one where log ψ is −∞
+        # Not by `slopes_of`: backwards, log relu has the slope 0 where it is −∞, not NaN.
+        with one_thread:
             logits, gain, *_ = torch.func.jvp(
                 lambda x: self._log_psi(x, bias), (products,), (torch.ones_like(products),)
             )

@@ -150,7 +150,7 @@ def _value(key: str, text: str) -> Any:
     return table["value"]
 
 
-def _fitting(key: str, value: Any, current: Any) -> Any:
+def _fitting(key: str, value: Any, current: Any, listed: str = "") -> Any:
     """The value converted to the type of the current one, or an error with what is expected."""
     if isinstance(current, tuple):
         in_words = any(isinstance(item, str) for item in current)
@@ -160,15 +160,15 @@ def _fitting(key: str, value: Any, current: Any) -> Any:
                 f"--set '{key}=[{value.strip('() ')}]', got {value!r}"
             )
         items = value if isinstance(value, list) else [value]
-        try:
-            return tuple(_fitting(key, item, current[0]) if current else item for item in items)
-        except ValueError as error:
-            raise ValueError(f"{error}; or a list of them") from None
+        listed = "" if isinstance(value, list) else " or a list of them"
+        return tuple(
+            _fitting(key, item, current[0], listed) if current else item for item in items
+        )
     if isinstance(current, float) and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if current is not None and type(value) is not type(current):
         raise ValueError(
-            f"setting {key!r}: expected {type(current).__name__} such as {current!r}, "
+            f"setting {key!r}: expected {type(current).__name__} such as {current!r}{listed}, "
             f"got {value!r}"
         )
     return value

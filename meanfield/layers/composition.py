@@ -74,7 +74,7 @@ class Composite(Map):
         """A bound from the bounds of the maps."""
         raise NotImplementedError(
             f"local_upper: expected a map that declares blocks or a bound, got {name_of(self)}; "
-            "local_lipschitz has an upper end that holds but for a probability"
+            "local_lipschitz(F, mu).upper holds but for a stated probability"
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -17,8 +18,11 @@ from meanfield.checks import is_host
 # over 10⁷ entries of single precision it would lose a thousandth of their length.
 _CHUNK = 1024
 # torch (2.13) has one level of forward derivatives, and one set of switches of fused attention,
-# for all threads: two threads at once get wrong numbers, without an error.
+# for all threads: two threads at once get wrong numbers, without an error. A map that waits for
+# another thread, which differentiates, would wait for ever.
 one_thread = threading.RLock()
+if os.name == "posix":  # a process that is forked off while a thread holds it has no such thread
+    os.register_at_fork(after_in_child=one_thread._at_fork_reinit)  # type: ignore[attr-defined]
 
 
 def lengths(vectors: Tensor) -> Tensor:

@@ -193,7 +193,7 @@ def sweep(
         units = plan.units(table.missing(retry_failed), batch_size, shard or (0, 1))
         n_missing = sum(map(len, units))
         total = max(n_missing, len(plan.cases) // (shard[1] if shard else 1))
-        tried = [batch.columns["status"] for _, batch in first]
+        tried = [] if shard else [batch.columns["status"] for _, batch in first]
         if retry_failed:  # those that failed are missing
             tried = [status[status != FAILED] for status in tried]
         found = total - n_missing - sum(map(len, tried))

@@ -27,7 +27,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from meanfield.errors import CertificateError
-from meanfield.transport.problem import UNIT, Problem, costs_between, root, row_norms, taken
+from meanfield.transport.problem import (
+    UNIT,
+    Problem,
+    costs_between,
+    powers_added,
+    powers_less,
+    root,
+    row_norms,
+    taken,
+)
 
 _EXACT, _MEASURED = -math.inf, math.inf
 _LEAST = 2.0**-1074  # the least positive number
@@ -277,13 +286,16 @@ def united(
     lower, upper = np.maximum(lower * (1 - error) - underflow, 0), upper * (1 + error) + underflow
     f, g = (np.zeros(size) for size in shape)
     has_potentials = not any(t.f is None or t.g is None for t in answers)
+    tiny = float(upper) ** order < np.finfo(float).tiny
     entries = []
     for t, rows, cols, log_mass in parts:
         there = t.log_mass > -math.inf
         i, j = np.take_along_axis(rows, t.rows, -1), np.take_along_axis(cols, t.cols, -1)
         entries.append((i[there], j[there], (t.log_mass + log_mass[:, None])[there]))
-        if has_potentials:
-            f[rows], g[cols] = t.f, t.g
+        if t.f is not None and t.g is not None:
+            # Of a distance that is far below the whole, potentials that underflowed are 0.
+            lost = np.isnan(t.f).any(-1) & (t.upper < 1) & ~tiny
+            f[rows], g[cols] = (np.where(lost[:, None], 0.0, each) for each in (t.f, t.g))
     i, j, log_mass = (np.concatenate(t) for t in zip(*entries, strict=True))
     return Interval(
         value=np.clip(value, lower, upper),
@@ -329,9 +341,10 @@ def in_unit(answer: Interval, exponent: np.ndarray) -> Interval:
             unit = np.exp2(answer.order * np.asarray(exponent, float))[..., None]
             f, g = f * unit, g * unit
         # Powers of lengths may leave the number range; those of order 1 go with the distance.
-        lost = kept & (largest_of(f, g) < np.finfo(float).tiny) & (answer.order > 1)
-        if lost.any() or not (np.isfinite(f).all() and np.isfinite(g).all()):
-            f = g = None
+        peak = largest_of(f, g)
+        small = kept & (peak < np.finfo(float).tiny) & (answer.order > 1)
+        lost = (small | ~np.isfinite(peak))[..., None]
+        f, g = np.where(lost, math.nan, f), np.where(lost, math.nan, g)
     return replace(
         answer,
         value=value,
@@ -386,26 +399,6 @@ def _lost_to_underflow(
     if (mean > 1e-290).all():  # a last place of anything this large is more
         return 0.0
     return 4 * _LEAST * ((distances > 0) & (log_weights > -math.inf)).sum(-1)
-
-
-def powers_added(one: np.ndarray, other: np.ndarray, order: float) -> np.ndarray:
-    """(s^p + t^p)^(1/p) without underflow."""
-    if order in (1, 2):
-        return np.hypot(one, other) if order == 2 else np.add(one, other)
-    top, least = np.maximum(one, other), np.minimum(one, other)
-    share = np.divide(least, top, out=np.zeros(np.shape(top)), where=np.isfinite(top) & (top > 0))
-    return top * root(1 + share**order, order)
-
-
-def powers_less(whole: np.ndarray, taken: np.ndarray, order: float) -> np.ndarray:
-    """(s^p − t^p)^(1/p), rounded down, 0 where that is negative."""
-    left = np.maximum(whole - taken, 0)
-    if order in (1, 2):
-        return (np.sqrt(left) * np.sqrt(whole + taken) if order == 2 else left) * (1 - 8 * UNIT)
-    share = np.divide(taken, whole, out=np.ones(np.shape(left)), where=left > 0)
-    # A power of a quotient right to u is right to (p + 1) u.
-    rest = np.maximum(1 - share**order - 4 * (order + 1) * UNIT, 0)
-    return whole * root(rest, order) * (1 - 8 * UNIT)
 
 
 def _scaled_mean(logs: np.ndarray, distances: np.ndarray, order: float) -> np.ndarray:

@@ -144,12 +144,18 @@ def _conditions(value: Any, measure: ParticleMeasure, name: str) -> Tensor:
 
 def _refuse_large_integers(value: Any, name: str) -> None:
     """Integers that double precision does not tell apart, as hashes."""
-    try:
-        found = to_host(value) if isinstance(value, Tensor) else np.asarray(value)
+    try:  # lists and frames may mix them with others, of which NumPy makes floats
+        mixed = None if isinstance(value, (np.ndarray, Tensor)) else object
+        found = to_host(value) if isinstance(value, Tensor) else np.asarray(value, mixed)
     except (ValueError, TypeError, RuntimeError):
         return  # no array of numbers, which is said elsewhere
-    whole = found.dtype.kind in "iu" or all(isinstance(t, int) for t in found.flat)
-    if whole and found.size and max(abs(int(found.max())), abs(int(found.min()))) > 2**53:
+    if found.dtype.kind == "O":
+        whole = [abs(int(t)) for t in found.flat if isinstance(t, (int, np.integer))]
+        largest = max(whole, default=0)
+    else:
+        counted = found.dtype.kind in "iu" and found.size
+        largest = max(abs(int(found.max())), abs(int(found.min()))) if counted else 0
+    if largest > 2**53:
         raise ValueError(
             f"{name}: expected integers up to 2⁵³, which float64 tells apart, got larger ones; "
             "number them anew, as numpy.unique(..., return_inverse=True) does"
@@ -189,7 +195,10 @@ def _solve_penalised(
     power = (math.frexp(penalty)[1] - 1) // 2
     root = math.sqrt(math.ldexp(penalty, -2 * power))
     with np.errstate(over="ignore"):
-        prices = [np.ldexp(conditions, power) for conditions in (s, t)]
+        prices = [
+            np.where(np.isinf(each) & (logs == -math.inf)[..., None], 0.0, each)  # absent
+            for each, logs in ((np.ldexp(s, power), log_a), (np.ldexp(t, power), log_b))
+        ]
     if not all(np.isfinite(each).all() for each in prices):
         raise ValueError(
             f"penalty: expected √λ ‖s − t‖ in the number range, got λ = {penalty:g} beside "
@@ -279,9 +288,9 @@ def _check_last_digits(s: np.ndarray, t: np.ndarray) -> None:
 
 
 def _without_last_digits(column: np.ndarray) -> np.ndarray:
-    """Numbers for values: the same where a chain of values joins them whose gaps are rounding."""
-    if (column == np.rint(column)).all():  # whole numbers have no last digits
-        return column
+    """Numbers of groups of values: neighbours that may be apart by rounding alone are in one."""
+    if (column == np.rint(column)).all() and np.abs(column).max() < 2**53:
+        return column  # whole numbers, all of whose digits count
     order = column.argsort()
     room = 1e-13 * np.abs(column).max()
     numbers = np.empty(len(column))

@@ -163,12 +163,14 @@ def _priced(measure: ParticleMeasure, conditions: np.ndarray, penalty: float) ->
     points = measure.points
     with np.errstate(over="ignore"):
         places = torch.as_tensor(math.sqrt(penalty) * conditions).to(points)
+    present = (measure.log_weights > -math.inf)[..., None]
+    places = torch.where(present, places.reshape(*present.shape[:-1], -1), 0.0)
     if not bool(places.isfinite().all()):
         raise ValueError(
             f"penalty: expected √λ s in the range of {points.dtype}, got λ = {penalty:g} beside "
             "conditions that leave it; measure them in another unit"
         )
-    return measure.replace(torch.cat([points, places.reshape(*points.shape[:-1], -1)], -1))
+    return measure.replace(torch.cat([points, places], -1))
 
 
 def _flat(measure: ParticleMeasure) -> list[tuple[Tensor, np.ndarray, Tensor]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -147,9 +148,10 @@ class _Envelope(torch.autograd.Function):
         needs_weights = ctx.needs_input_grad[2] or ctx.needs_input_grad[3]
         if needs_weights and _potentials(result) is None and bool(result.value.isfinite().any()):
             raise RuntimeError(
-                "the gradient in log-weights needs optimal potentials, which are powers of order "
-                f"{result.order:g} of lengths, and these leave the number range here; measure the "
-                "points in another unit, or take the gradient in the points only"
+                "the gradient in log-weights needs optimal potentials of every pair; one of them "
+                f"is infinite, or powers of order {result.order:g} of lengths leave the number "
+                "range here: measure the points in another unit, or take the gradient in the "
+                "points only"
             )
         value = result.value.clone()
         ctx.save_for_backward(x, y, log_a, log_b, value)
@@ -178,7 +180,7 @@ class _Envelope(torch.autograd.Function):
             )
             moves = x.gather(-2, index) - y.gather(-2, index_y)
             flow = _pulled(moves, coupling.log_mass, known[..., None], order)
-            flow = flow * torch.where(there, grads[0], 0.0)[..., None, None]
+            flow = torch.where(there[..., None, None], flow * grads[0][..., None, None], 0.0)
             into_x = torch.zeros_like(x).scatter_add(-2, index, flow)
             into_y = torch.zeros_like(y).scatter_add(-2, index_y, -flow)
         potentials = _potentials(result)
@@ -208,6 +210,8 @@ def _pulled(moves: Tensor, log_mass: Tensor, value: Tensor, order: float) -> Ten
 def _potentials(result: TransportResult) -> tuple[Tensor, Tensor] | None:
     """(f, g) in double precision, whatever that of the points."""
     if result.found is None or result.found[1].f is None or result.found[1].g is None:
+        return None
+    if np.isnan(result.found[1].f).any(-1).all():
         return None
     f, g = (torch.as_tensor(t) for t in (result.found[1].f, result.found[1].g))
     batch = result.found[0].batch_shape

@@ -248,3 +248,23 @@ def log_masses(masses: np.ndarray) -> np.ndarray:
     """Logarithms of a solver's masses; −inf where they are not positive."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(masses > 0, np.log(masses), -math.inf)
+
+
+def powers_added(one: np.ndarray, other: np.ndarray, order: float) -> np.ndarray:
+    """(s^p + t^p)^(1/p) without underflow."""
+    if order in (1, 2):
+        return np.hypot(one, other) if order == 2 else np.add(one, other)
+    top, least = np.maximum(one, other), np.minimum(one, other)
+    share = np.divide(least, top, out=np.zeros(np.shape(top)), where=np.isfinite(top) & (top > 0))
+    return top * root(1 + share**order, order)
+
+
+def powers_less(whole: np.ndarray, taken: np.ndarray, order: float) -> np.ndarray:
+    """(s^p − t^p)^(1/p), rounded down, 0 where that is negative."""
+    left = np.maximum(whole - taken, 0)
+    if order in (1, 2):
+        return (np.sqrt(left) * np.sqrt(whole + taken) if order == 2 else left) * (1 - 8 * UNIT)
+    share = np.divide(taken, whole, out=np.ones(np.shape(left)), where=left > 0)
+    # A power of a quotient right to u is right to (p + 1) u.
+    rest = np.maximum(1 - share**order - 4 * (order + 1) * UNIT, 0)
+    return whole * root(rest, order) * (1 - 8 * UNIT)

@@ -53,8 +53,8 @@ class TransportResult(Answer, noun="distance", title="Wasserstein distance"):
         upper: certified upper bound, likewise.
         coupling: the plan that gives `upper`, or None where none exists (infinite distance).
         potentials: (f, g), shapes (..., n) and (..., m), with fᵢ + g_j ≤ ‖xᵢ − y_j‖^order up
-            to rounding and ⟨a, f⟩ + ⟨b, g⟩ = value^order within the width; None where these
-            powers leave the number range.
+            to rounding and ⟨a, f⟩ + ⟨b, g⟩ = value^order within the width. Where these powers
+            leave the number range they are NaN, and None if that is so of all.
         method: what gave the answer; for a batch, the methods that occur, joined by " + ".
         converged: whether plan and potentials meet within `rtol`, shape of the batch, up to what
             rounding of the weights given leaves open: that is in the interval, and in `rounding`.
@@ -97,7 +97,7 @@ class TransportResult(Answer, noun="distance", title="Wasserstein distance"):
         if self.found is None:
             return None
         pair, answer = self.found
-        if answer.f is None or answer.g is None:
+        if answer.f is None or answer.g is None or np.isnan(answer.f).any(-1).all():
             return None
         if pair.is_single:  # in which powers may leave the range where distances do not
             kind, size = np.finfo(np.float32), largest_of(answer.f, answer.g)
@@ -171,8 +171,12 @@ class TransportResult(Answer, noun="distance", title="Wasserstein distance"):
         if self.coupling is None or self.found is None or self.found[1].f is None:
             raise ValueError(
                 f"save: expected an answer with a plan and potentials, got one by {self.method!r} "
-                "without: certify has them where some are given, and powers of order "
-                f"{self.order:g} of lengths may leave the number range, but for another unit"
+                "without; solve_w2 and solve_wp make them, certify needs some"
+            )
+        if np.isnan(self.found[1].f).any():
+            raise ValueError(
+                "save: expected a plan and potentials in the number range, got powers of order "
+                f"{self.order:g} of lengths beyond it; measure the points in another unit"
             )
         pair, answer = self.found
         x, y, log_a, log_b = (t[0] for t in pair.flat)

@@ -118,10 +118,7 @@ def test_curves_are_named_at_their_ends_and_no_name_covers_another(ds, size):
         curves = [o for o in ax.get_lines() if len(o.get_xdata()) and o.get_label()[0] != "_"]
         assert named.keys() == {one.get_label() for one in curves} >= {"R = 1", "R = 1.5"}
         assert all(named[one.get_label()].get_color() is one.get_color() for one in curves)
-        boxes = [
-            Text.get_window_extent(one) for one in ax.texts
-        ]  # without the lines to the curves
-        boxes = sorted(boxes, key=lambda box: box.y0)
+        boxes = sorted(map(alone, ax.texts), key=lambda box: box.y0)
         for one in curves:  # each name is joined to the last point of its curve
             x, y = (np.asarray(part, float) for part in one.get_data())
             x, y = x[np.isfinite(x + y)], y[np.isfinite(x + y)]

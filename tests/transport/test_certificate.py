@@ -245,8 +245,7 @@ def test_a_change_of_unit_moves_no_end_inward_and_scales_potentials_by_its_power
             truths = (math.ldexp(t, order * exponent) for t in (3.0, -3.0))
             assert (found.f[0], found.g[0]) == tuple(truths)
         else:
-            assert found.f is None
-            assert found.g is None
+            assert np.isnan([*found.f, *found.g]).all()
 
 
 @pytest.mark.parametrize("order", [1, 2, 3])
