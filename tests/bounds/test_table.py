@@ -511,3 +511,18 @@ def test_statements_about_tokens_do_not_apply_to_points_with_weights(causal):
     for one in weighted:
         if one.applicable and one.side == "upper" and "Euclidean" in one.of:
             assert float(one) >= constant
+
+
+def test_atoms_without_mass_are_no_weights_of_their_own():
+    F = SelfAttention(AttentionParameters.from_bilinear([[1.0]], [[1.0]]))
+    padded = ParticleMeasure([[0.5], [-0.5], [0.0]], [0.5, 0.5, 0.0])
+    assert bounds.table(F, 1.0, points=padded).row("tokens").applicable
+    for name in ("Thm 3.3, 4.3", "tokens", "Thm 3.7, 4.5", "Prop. 3.4", "far token"):
+        weighted = bounds.table(F, 1.0, points=ParticleMeasure([[0.5], [-0.5]], [0.9, 0.1]))
+        assert not weighted.row(name).applicable
+    single = torch.full((7,), 1 / 7, dtype=torch.float32)
+    points = torch.linspace(-1, 1, 7, dtype=torch.float32)[:, None]
+    short = SelfAttention(F.parameters.to(torch.float32))
+    assert (
+        bounds.table(short, 1.0, points=ParticleMeasure(points, single)).row("tokens").applicable
+    )

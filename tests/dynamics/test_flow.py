@@ -595,6 +595,8 @@ def test_what_is_observed_is_kept_as_it_was_and_fits_its_type():
         watched(Variable("m", "mean", dtype="bool"), lambda m: m.points.mean())
     with pytest.raises(TypeError, match="m: expected float64, got complex128"):
         watched("m", lambda m: 1j)
+    with pytest.raises(ValueError, match="m: expected values, got masked ones"):
+        watched("m", lambda m: np.ma.masked_array(1.0, True))
     with pytest.raises(ValueError, match="'feature' is taken"):
         watched("feature", lambda m: 1.0)
 
@@ -608,6 +610,8 @@ def test_the_measure_at_a_time_goes_by_the_names_of_dimensions():
         for k in (0, -1):
             wanted = stack([dynamics.measure_at(ds, k) for ds in flows])
             assert (dynamics.measure_at(joined, k).points == wanted.points).all()
+    joined["log_weights"] = joined.log_weights.isel(run=0)  # without the axis of the runs
+    assert (dynamics.measure_at(joined, 0).log_weights == math.log(0.5)).all()
     one = flows[0].transpose("feature", "particle", "time")
     assert (dynamics.measure_at(one, 1).points == dynamics.measure_at(flows[0], 1).points).all()
     with pytest.raises(ValueError, match="expected the Dataset of a flow"):

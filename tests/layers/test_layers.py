@@ -11,7 +11,7 @@ import math
 import pytest
 import torch
 
-from meanfield import AttentionParameters, ParticleMeasure, SelfAttention
+from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, copies
 from meanfield.attention import kernels, normalizations
 from meanfield.layers import (
     MLP,
@@ -414,3 +414,15 @@ def test_what_is_made_before_a_loop_of_training_refuses_its_second_step(name):
     with pytest.raises(RuntimeError, match="changed since|modified by an inplace operation"):
         image.points.square().sum().backward()
     make().points.square().sum().backward()  # made anew
+
+
+def test_a_graph_is_walked_to_the_copies_in_it_which_look_for_changes_themselves():
+    first, second = (torch.eye(3, dtype=torch.float64).requires_grad_() for _ in range(2))
+    points = ParticleMeasure((draw(4, 3) @ first).tanh()).points
+    assert copies._leaves(points.sum()) == []
+    assert copies._leaves(points @ second) == [second]
+    image = ParticleMeasure(points @ second).points.sum()
+    with torch.no_grad():
+        first.mul_(1.1)
+    with pytest.raises(RuntimeError, match="ParticleMeasure: .* some changed since"):
+        image.backward()

@@ -166,3 +166,30 @@ def test_whole_numbers_have_no_last_digits() -> None:
     start = 1_700_000_000_000_000  # microseconds
     s, t = (np.array([[start, 0.5], [start + k, 0.5]]) for k in (2, 3))
     assert float(conditional_w2(np.eye(2), np.eye(2), conditions=(s, t))) == math.inf
+
+
+@pytest.mark.parametrize("scale", [1e17, 1e20])
+def test_large_conditions_have_last_digits_too(scale: float) -> None:
+    s, t = np.arange(1, 8) * 0.1 * scale, np.arange(1, 8) / 10 * scale
+    assert (s != t).any()
+    with pytest.raises(ValueError, match="last digits"):
+        conditional_w2(np.zeros((7, 1)), np.zeros((7, 1)), conditions=(s, t))
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        [[2**60, 0.5], [2**60 + 1, 0.5]],
+        np.array([-(2**60), 5]),
+        np.array([2**63 + 5, 2**63 + 6], np.uint64),
+    ],
+)
+def test_integers_beside_other_numbers_are_looked_at(ids) -> None:
+    with pytest.raises(ValueError, match="integers up to 2⁵³"):
+        conditional_w2([[0.0], [1.0]], [[1.0], [0.0]], conditions=(ids, ids))
+
+
+def test_clouds_of_other_sizes_that_differ_in_last_digits_are_refused() -> None:
+    s, t = np.array([0.1, 0.3, 0.3]), np.array([0.1, 3 * 0.1])
+    with pytest.raises(ValueError, match="last digits"):
+        conditional_w2(np.zeros((3, 1)), np.zeros((2, 1)), conditions=(s, t))

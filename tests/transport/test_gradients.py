@@ -259,3 +259,41 @@ def test_gradients_in_weights_beyond_the_number_range_are_refused(order, power):
     unit = 10.0 ** (power / order)
     with pytest.raises(RuntimeError, match="leave the number range here"):
         wp(ParticleMeasure([[0.0]], log_weights=logs), [[unit]], order)
+
+
+def test_a_pair_beyond_the_number_range_takes_no_gradient_from_the_others():
+    x = torch.tensor([[[1.0], [2.0]], [[1e-20], [2e-20]]], dtype=F64)
+    y, start = torch.zeros(2, 1, 1, dtype=F64), torch.zeros(2, 2, dtype=F64, requires_grad=True)
+
+    def gradient(k):
+        logs = start[k].log_softmax(-1)
+        value = wp(ParticleMeasure(x[k], log_weights=logs), y[k], 20)
+        return torch.autograd.grad(value.sum(), start)[0]
+
+    both = gradient(slice(None))
+    torch.testing.assert_close(both[0], gradient(0)[0])
+    assert float(both[0].abs().max()) > 0.01
+    assert bool(both[1].isnan().all())
+    with pytest.raises(RuntimeError, match="leave the number range"):
+        gradient(1)
+
+
+def test_a_tiny_group_takes_no_gradient_from_the_conditional_distance():
+    s = torch.tensor([0.5, 0.5, 1.0, 1.0], dtype=F64)
+    y = torch.tensor([[0.0], [1.0], [0.0], [3.0]], dtype=F64)
+    found = []
+    for near in (1e-170, 1e-9):
+        x = y + torch.tensor([[near], [near], [1.0], [2.0]], dtype=F64)
+        logs = torch.full((4,), -math.log(4.0), dtype=F64, requires_grad=True)
+        value = conditional_w2(
+            ParticleMeasure(x, log_weights=logs, positions=s), ParticleMeasure(y, positions=s)
+        )
+        found.append(torch.autograd.grad(value, logs)[0])
+    assert float(found[0].abs().max()) > 0.1
+    torch.testing.assert_close(found[0], found[1], rtol=0, atol=1e-6)
+
+
+def test_nothing_flows_into_an_infinite_distance():
+    x = torch.tensor([[-1.2e308]], dtype=F64, requires_grad=True)
+    value = wp(x, torch.tensor([[1.2e308]], dtype=F64), 3)
+    assert torch.autograd.grad(value, x)[0].isfinite().all()

@@ -147,3 +147,12 @@ def test_prices_that_leave_the_number_range_are_refused(distance, largest, penal
     points, s = [[0.0], [1.0]], [0.0, largest]
     with pytest.raises(ValueError, match="penalty: expected .* range"):
         distance(points, points, conditions=(s, s), penalty=penalty)
+
+
+@pytest.mark.parametrize("distance", [conditional_w2, conditional_sinkhorn_divergence])
+def test_conditions_of_absent_atoms_may_be_anywhere(distance) -> None:
+    mu, nu = ParticleMeasure([[0.0], [1.0], [0.0]], [0.5, 0.5, 0.0]), [[1.0], [0.0]]
+    far, near = (
+        distance(mu, nu, conditions=([0.0, 1.0, z], [0.0, 1.0]), penalty=4.0) for z in (1e308, 0.5)
+    )
+    assert float(far) == pytest.approx(float(near), rel=1e-12)
