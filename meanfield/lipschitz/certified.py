@@ -28,6 +28,7 @@ from meanfield.maps.intervals import Intervals
 from meanfield.maps.map import as_map, constant_upper
 from meanfield.measures import MeasureMap, ParticleMeasure, check_measure
 from meanfield.results.answers import Answer, labelled
+from meanfield.results.labels import copied
 
 # What bounds are raised by, and how near the radius by first order one can come.
 _ROUNDING = 1e-9
@@ -74,6 +75,9 @@ class Readout:
             object.__setattr__(self, "bias", bias)
         if self.token is not None:
             object.__setattr__(self, "token", count(self.token, "token", least=0))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Readout:
+        return copied(self, memo)
 
     def __call__(self, mu: ParticleMeasure) -> Tensor:
         """The scores, ``(*batch, classes)``."""

@@ -224,7 +224,8 @@ def _moves_each_alone(at: Linearisation, found: LocalLipschitz) -> bool:
     like, generator = found.direction, torch.Generator().manual_seed(0)
     eps = torch.randn(like.shape, generator=generator, dtype=like.dtype).to(like.device)
     image, own = at.atoms.matvec(eps), at.field.matvec(eps[..., None, :])[..., 0, :]
-    return bool(((image - own).abs() <= AGREES[like.dtype] * image.abs().amax()).all())
+    room = AGREES[like.dtype] * image.abs().amax((-2, -1), keepdim=True)
+    return bool(((image - own).abs() <= room).all())
 
 
 def _deflated(J: LinearMap, v: Tensor) -> LinearMap:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import pytest
@@ -277,3 +278,15 @@ def test_a_readout_keeps_the_numbers_that_it_was_given():
     weight *= 3
     bias += 1
     assert readout.weight.tolist() == [[1.0, 0.0], [0.0, 1.0]] and not readout.bias.any()
+
+
+def test_a_readout_of_parameters_is_copied_whole_and_refuses_stale_gradients():
+    p = torch.nn.Parameter(torch.eye(2, dtype=torch.float64))
+    readout, mu = Readout(2 * p, p[0]), ParticleMeasure([[1.0, 0.0], [3.0, 4.0]])
+    twin = copy.deepcopy(readout)
+    assert twin(mu).equal(readout(mu)) and twin.weight is not readout.weight
+    with torch.no_grad():
+        p.mul_(1.1)
+    for part in (readout.weight, readout.bias):
+        with pytest.raises(RuntimeError, match="Readout: .* some changed since"):
+            part.sum().backward()
