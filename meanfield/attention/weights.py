@@ -129,7 +129,8 @@ class Scoring:
         if not self.has_gain:
             return self.logits(products, log_columns, places), None
         bias, hidden = self._bias_and_hidden(places)
-        # Not by `slopes_of`: backwards, log relu has the slope 0 where it is −∞, not NaN.
+        # Where log ψ is −∞, as of relu, the forward slope is NaN, which is refused below, and
+        # the backward one of `slopes_of` is 0.
         with one_thread:
             logits, gain, *_ = torch.func.jvp(
                 lambda x: self._log_psi(x, bias), (products,), (torch.ones_like(products),)

@@ -106,7 +106,6 @@ class Question:
         if self.points is None:
             return True
         logs = self.points.log_weights
-        logs = logs[logs > -math.inf]
         return float(logs.max() - logs.min()) < 1e-5  # in single precision too
 
     @property

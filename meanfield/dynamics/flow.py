@@ -190,7 +190,8 @@ def measure_at(ds: xr.Dataset, index: int) -> ParticleMeasure:
         ds: of `flow`, with its points.
         index: of the time; negative ones count from the end.
     """
-    if not {"points", "log_weights"} <= {*as_dataset(ds)} or "time" not in ds["points"].dims:
+    held_by = as_dataset(ds).variables
+    if not {"points", "log_weights"} <= {*held_by} or "time" not in held_by["points"].dims:
         raise ValueError(
             "ds: expected the Dataset of a flow with its points, keep_points=True, got one with "
             f"{list(ds.variables)} and the dimensions {dict(ds.sizes)}"

@@ -192,8 +192,12 @@ def sweep(
             raise stopped
         units = plan.units(table.missing(retry_failed), batch_size, shard or (0, 1))
         n_missing = sum(map(len, units))
-        total = max(n_missing, len(plan.cases) // (shard[1] if shard else 1))
-        tried = [] if shard else [batch.columns["status"] for _, batch in first]
+        index, n_shards = shard or (0, 1)
+        total, tried = max(n_missing, len(plan.cases) // n_shards), []
+        if first:  # of tasks that are not batched: a case is a unit
+            ours = np.arange(len(plan.cases)) % n_shards == index
+            total = int(ours.sum())
+            tried = [batch.columns["status"] for places, batch in first if ours[places].all()]
         if retry_failed:  # those that failed are missing
             tried = [status[status != FAILED] for status in tried]
         found = total - n_missing - sum(map(len, tried))

@@ -286,7 +286,7 @@ def united(
     lower, upper = np.maximum(lower * (1 - error) - underflow, 0), upper * (1 + error) + underflow
     f, g = (np.zeros(size) for size in shape)
     has_potentials = not any(t.f is None or t.g is None for t in answers)
-    tiny = float(upper) ** order < np.finfo(float).tiny
+    tiny = float(upper) < (np.finfo(float).tiny / UNIT) ** (1 / order)
     entries = []
     for t, rows, cols, log_mass in parts:
         there = t.log_mass > -math.inf
@@ -377,18 +377,20 @@ def scaled(answer: Interval, factor: float, doubt: np.ndarray) -> Interval:
 
 
 def power_mean(log_weights: np.ndarray, distances: np.ndarray, order: float) -> np.ndarray:
-    """(Σ exp(lᵢ) tᵢ^p)^(1/p) along the last axis, also where the sum underflows.
+    """(Σ exp(lᵢ) tᵢ^p)^(1/p) along the last axis, also where the sum leaves the number range.
 
     exp(−900)·1 underflows, and so does (1e-170)²; their roots do not. The largest term is
     scaled out where it has to be.
     """
-    total = np.asarray((np.exp(log_weights) * distances**order).sum(-1))
+    with np.errstate(over="ignore"):
+        total = np.asarray((np.exp(log_weights) * distances**order).sum(-1))
     found = np.asarray(root(total, order))
-    small = total < 1e-250
-    if not small.any():
+    out = (total < 1e-250) | (total == math.inf)
+    if not out.any():
         return found
     logs, distances = np.broadcast_arrays(log_weights, distances)
-    found[small] = _scaled_mean(logs[small], distances[small], order)
+    out &= np.isfinite(distances).all(-1)
+    found[out] = _scaled_mean(logs[out], distances[out], order)
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -144,14 +145,20 @@ def _conditions(value: Any, measure: ParticleMeasure, name: str) -> Tensor:
 
 def _refuse_large_integers(value: Any, name: str) -> None:
     """Integers that double precision does not tell apart, as hashes."""
-    try:  # lists and frames may mix them with others, of which NumPy makes floats
+    pandas: Any = sys.modules.get("pandas")  # whoever has a frame has imported it
+    if pandas is not None and isinstance(value, pandas.DataFrame):
+        for column in value:  # of several kinds NumPy makes floats
+            _refuse_large_integers(value[column].to_numpy(), name)
+        return
+    try:  # lists may mix them with others, of which NumPy makes floats
         mixed = None if isinstance(value, (np.ndarray, Tensor)) else object
         found = to_host(value) if isinstance(value, Tensor) else np.asarray(value, mixed)
     except (ValueError, TypeError, RuntimeError):
         return  # no array of numbers, which is said elsewhere
     if found.dtype.kind == "O":
-        whole = [abs(int(t)) for t in found.flat if isinstance(t, (int, np.integer))]
-        largest = max(whole, default=0)
+        kinds = Tensor, np.integer  # of which a timedelta is one, and not by its item
+        given = (t.item() if isinstance(t, kinds) else t for t in found.flat)
+        largest = max((abs(t) for t in given if isinstance(t, int)), default=0)
     else:
         counted = found.dtype.kind in "iu" and found.size
         largest = max(abs(int(found.max())), abs(int(found.min()))) if counted else 0

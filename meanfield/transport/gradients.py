@@ -93,7 +93,8 @@ def wp(
 
     Returns:
         The distance in the unit of the points, shape of the batch; NumPy for NumPy. The gradient
-        is one of several where plans or potentials are not unique, see `w2`.
+        is one of several where plans or potentials are not unique, see `w2`; in the weights of a
+        pair of a batch whose potentials leave the number range it is NaN.
 
     Raises:
         ConvergenceError: when `rtol` is not met; `solve_wp` gives the interval instead.
@@ -187,8 +188,11 @@ class _Envelope(torch.autograd.Function):
         if potentials is not None:
             # dW = W^{1−p} dW^p / p: powers in double precision.
             scale = torch.where(there, known.double() ** (1 - order) / order, 0.0) * grads[0]
+            scale = scale[..., None]
             into_a, into_b = (
-                (logs.double().exp() * t.to(logs.device) * scale[..., None]).to(logs)
+                torch.where(scale == 0, 0.0, logs.double().exp() * t.to(logs.device) * scale).to(
+                    logs
+                )
                 if needed
                 else None
                 for logs, t, needed in zip(

@@ -54,7 +54,8 @@ class TransportResult(Answer, noun="distance", title="Wasserstein distance"):
         coupling: the plan that gives `upper`, or None where none exists (infinite distance).
         potentials: (f, g), shapes (..., n) and (..., m), with fᵢ + g_j ≤ ‖xᵢ − y_j‖^order up
             to rounding and ⟨a, f⟩ + ⟨b, g⟩ = value^order within the width. Where these powers
-            leave the number range they are NaN, and None if that is so of all.
+            leave the number range they are NaN; None if that is so of all pairs of a batch, or
+            one of its conditional distances is infinite.
         method: what gave the answer; for a batch, the methods that occur, joined by " + ".
         converged: whether plan and potentials meet within `rtol`, shape of the batch, up to what
             rounding of the weights given leaves open: that is in the interval, and in `rounding`.
@@ -97,13 +98,16 @@ class TransportResult(Answer, noun="distance", title="Wasserstein distance"):
         if self.found is None:
             return None
         pair, answer = self.found
-        if answer.f is None or answer.g is None or np.isnan(answer.f).any(-1).all():
+        f, g = answer.f, answer.g
+        if f is None or g is None:
             return None
         if pair.is_single:  # in which powers may leave the range where distances do not
-            kind, size = np.finfo(np.float32), largest_of(answer.f, answer.g)
-            if (np.isfinite(size) & (size > kind.max) | (size > 0) & (size < kind.tiny)).any():
-                return None
-        return _given(pair, answer.f), _given(pair, answer.g)
+            kind, size = np.finfo(np.float32), largest_of(f, g)
+            lost = np.isfinite(size) & (size > kind.max) | (size > 0) & (size < kind.tiny)
+            f, g = (np.where(lost[:, None], np.nan, t) for t in (f, g))
+        if np.isnan(f).any(-1).all():
+            return None
+        return _given(pair, f), _given(pair, g)
 
     @property
     def relative_width(self) -> Any:

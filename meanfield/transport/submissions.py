@@ -32,8 +32,8 @@ class Grade:
         problem: the name of the problem, "" for points of its own.
         lower: W_p is at least this, by the potentials of the file.
         upper: and at most this, by its plan.
-        plan_error: upper / W_p − 1; NaN if W_p is not known to a hundredth of that, as where an
-            order of 60 leaves its own interval wide.
+        plan_error: upper / W_p − 1; NaN if W_p is not known to a hundredth of this error, as
+            where an order of 60 leaves its own interval wide.
         potentials_error: 1 − lower / W_p, likewise.
         blame: what makes the interval wide: "plan" or "potentials", whichever is farther off,
             with "none given" where the file has none; "nothing" within 1e-9; "" if W_p is not

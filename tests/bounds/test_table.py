@@ -515,8 +515,10 @@ def test_statements_about_tokens_do_not_apply_to_points_with_weights(causal):
 
 def test_atoms_without_mass_are_no_weights_of_their_own():
     F = SelfAttention(AttentionParameters.from_bilinear([[1.0]], [[1.0]]))
-    padded = ParticleMeasure([[0.5], [-0.5], [0.0]], [0.5, 0.5, 0.0])
-    assert bounds.table(F, 1.0, points=padded).row("tokens").applicable
+    padded = ParticleMeasure([[0.5], [-0.5], [0.0], [9.0]], [0.5, 0.5, 0.0, 0.0])
+    found, wanted = (bounds.table(F, 1.0, points=t) for t in (padded, [[0.5], [-0.5]]))
+    assert found.n == 2
+    assert [(row.name, row.value) for row in found] == [(row.name, row.value) for row in wanted]
     for name in ("Thm 3.3, 4.3", "tokens", "Thm 3.7, 4.5", "Prop. 3.4", "far token"):
         weighted = bounds.table(F, 1.0, points=ParticleMeasure([[0.5], [-0.5]], [0.9, 0.1]))
         assert not weighted.row(name).applicable

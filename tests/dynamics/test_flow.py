@@ -612,6 +612,8 @@ def test_the_measure_at_a_time_goes_by_the_names_of_dimensions():
             assert (dynamics.measure_at(joined, k).points == wanted.points).all()
     joined["log_weights"] = joined.log_weights.isel(run=0)  # without the axis of the runs
     assert (dynamics.measure_at(joined, 0).log_weights == math.log(0.5)).all()
+    beside = flows[0].set_coords("log_weights")
+    assert (dynamics.measure_at(beside, 1).points == dynamics.measure_at(flows[0], 1).points).all()
     one = flows[0].transpose("feature", "particle", "time")
     assert (dynamics.measure_at(one, 1).points == dynamics.measure_at(flows[0], 1).points).all()
     with pytest.raises(ValueError, match="expected the Dataset of a flow"):

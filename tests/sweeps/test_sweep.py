@@ -458,3 +458,20 @@ sweep(f, {"a": [0, 1]}, progress=False)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "1 of 2 cases failed" in done.stderr
+
+
+def reciprocal(x):
+    return {"y": 1 / x}
+
+
+@pytest.mark.parametrize(("n", "shard"), [(4, (0, 2)), (40, (0, 3)), (40, (1, 3)), (7, None)])
+def test_of_a_new_store_nothing_is_found_whatever_was_tried_first(
+    n, shard, tmp_path, capsys, caplog
+):
+    grid, index, n_shards = {"x": list(range(n))}, *(shard or (0, 1))
+    with caplog.at_level(logging.WARNING, "meanfield"):
+        sweep(reciprocal, grid, store=tmp_path / "a.sweep", shard=shard, progress=True)
+    assert "found" not in capsys.readouterr().err
+    failed = f"1 of {len(range(index, n, n_shards))} cases failed"
+    said = [record.getMessage() for record in caplog.records]
+    assert any(line.startswith(failed) for line in said) == (index == 0), said

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 
 import mpmath
 import numpy as np
@@ -180,6 +181,8 @@ def test_large_conditions_have_last_digits_too(scale: float) -> None:
     "ids",
     [
         [[2**60, 0.5], [2**60 + 1, 0.5]],
+        pd.DataFrame({"id": [2**60, 2**60 + 1], "x": [0.5, 0.5]}),
+        [torch.tensor(2**60), torch.tensor(2**60 + 1)],
         np.array([-(2**60), 5]),
         np.array([2**63 + 5, 2**63 + 6], np.uint64),
     ],
@@ -193,3 +196,18 @@ def test_clouds_of_other_sizes_that_differ_in_last_digits_are_refused() -> None:
     s, t = np.array([0.1, 0.3, 0.3]), np.array([0.1, 3 * 0.1])
     with pytest.raises(ValueError, match="last digits"):
         conditional_w2(np.zeros((3, 1)), np.zeros((2, 1)), conditions=(s, t))
+
+
+@pytest.mark.parametrize("kind", [np.timedelta64(1, "D"), np.timedelta64("NaT"), "a", None, True])
+def test_conditions_of_no_numbers_are_refused_as_such(kind) -> None:
+    with pytest.raises(TypeError, match="conditions of mu: expected an array or tensor of real"):
+        conditional_w2([[0.0], [1.0]], [[1.0], [0.0]], conditions=([kind, kind], [0, 1]))
+
+
+def test_distances_whose_squares_leave_the_number_range_are_finite() -> None:
+    y, s = [[0.0], [0.0]], [0, 1]
+    for far, near in ((1e155, 1.0), (1e300, 1e299), (1e300, 0.0)):
+        found = solve_conditional_w2([[far], [near]], y, conditions=(s, s))
+        truth = Fraction(far) ** 2 / 2 + Fraction(near) ** 2 / 2
+        assert Fraction(float(found.lower)) ** 2 <= truth <= Fraction(float(found.upper)) ** 2
+        assert float(found.upper) < 1.001 * far

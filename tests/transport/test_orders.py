@@ -7,6 +7,7 @@ from fractions import Fraction
 import mpmath
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.spatial.distance import cdist
@@ -158,3 +159,12 @@ def test_roots_whose_exponent_is_no_float_are_inside(p: float, step: float, d: i
         truth = mpmath.mpf(step) * mass ** (1 / mpmath.mpf(p))
         assert mpmath.mpf(found.lower) <= truth <= mpmath.mpf(found.upper)
     assert float(found.relative_width) < 1e-12
+
+
+def test_of_a_batch_in_single_precision_each_pair_has_its_potentials() -> None:
+    x = torch.tensor([[[1.0], [2.0]], [[1e-3], [2e-3]]])
+    both = solve_wp(x, torch.zeros(2, 1, 1), 20).potentials
+    alone = solve_wp(x[0], torch.zeros(1, 1), 20).potentials
+    for of_both, of_one in zip(both, alone, strict=True):
+        assert torch.equal(of_both[0], of_one) and bool(of_both[1].isnan().any())
+    assert solve_wp(x[1], torch.zeros(1, 1), 20).potentials is None
