@@ -18,7 +18,7 @@ from meanfield.attention.rows import RowWise, softmax
 from meanfield.checks import at_once, describe, is_host, is_recorded, is_traced
 from meanfield.errors import NoDerivativeError
 from meanfield.habits import NoNumber
-from meanfield.linalg.vectors import beside, one_thread
+from meanfield.linalg.vectors import beside, pushed_forward
 from meanfield.measures import ParticleMeasure
 
 # Entries of one block of P, so that it and what is computed from it stay in the cache.
@@ -131,10 +131,8 @@ class Scoring:
         bias, hidden = self._bias_and_hidden(places)
         # Where log ψ is −∞, as of relu, the forward slope is NaN, which is refused below, and
         # the backward one of `slopes_of` is 0.
-        with one_thread:
-            logits, gain, *_ = torch.func.jvp(
-                lambda x: self._log_psi(x, bias), (products,), (torch.ones_like(products),)
-            )
+        ones = torch.ones_like(products)
+        logits, gain = pushed_forward(lambda x: self._log_psi(x, bias), products, ones)
         if self.normalization.log_psi is not None and not is_recorded(gain):
             _refuse_slopes(gain, self.normalization.name)
         return _masked(logits + log_columns, hidden), gain

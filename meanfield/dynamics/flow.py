@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 import xarray as xr
-from torch import Tensor
 
 from meanfield.checks import as_bool, count, describe, name_of, number, to_host, without_autocast
 from meanfield.dynamics.integrators import Adaptive, integrator_of
@@ -138,8 +137,8 @@ def _record(
     record = {"evaluations": np.array(evaluations)}
     for variable, function in observables.items():
         value = function(measure)
-        shape = tuple(value.shape) if isinstance(value, Tensor) else np.shape(value)
-        array = np.asarray(fitting(variable, value, shape))  # a copy: it may fill its own anew
+        # A copy: the function may fill its own array anew.
+        array = np.asarray(fitting(variable, value, tuple(np.shape(value))))
         if array.ndim != len(measure.batch_shape) + len(variable.dims):
             raise ValueError(
                 f"observe {variable.name!r}: expected a value of shape "
@@ -203,9 +202,9 @@ def measure_at(ds: xr.Dataset, index: int) -> ParticleMeasure:
             f"index: expected one of the {last + 1} times, at most {last}, got {index}"
         )
     at, held = ds.isel(time=index), {}
+    batch = [d for d in at["points"].dims if d not in _MEASURED["points"]]
     for name, dims in _MEASURED.items():
         if name in at:
-            batch = [d for d in at["points"].dims if d not in _MEASURED["points"]]
             sizes = {d: at.sizes[d] for d in batch if d not in at[name].dims}
             held[name] = torch.tensor(at[name].expand_dims(sizes).transpose(*batch, *dims).values)
     return ParticleMeasure(

@@ -177,7 +177,7 @@ class Pointwise(Particlewise):
         self._refuse_kinks(mu, image)
 
         def push(eps: Tensor) -> Tensor:
-            moved: Tensor = pushed_forward(self._moved, points, eps.contiguous())
+            moved: Tensor = pushed_forward(self._moved, points, eps.contiguous())[1]
             return moved
 
         return push, lambda zeta: pull(zeta)[0]

@@ -113,11 +113,13 @@ def beside(constant: Tensor, moving: Tensor) -> Tensor:
     return torch.where(nowhere, moving[..., :1, :1], constant)
 
 
-def pushed_forward(function: Callable[[Tensor], Any], at: Tensor, along: Tensor) -> Any:
-    """The derivative of a function along a displacement, by one thread at a time."""
+def pushed_forward(
+    function: Callable[[Tensor], Any], at: Tensor, along: Tensor
+) -> tuple[Any, Any]:
+    """A function's value, and its derivative along a displacement, by one thread at a time."""
     with one_thread:
-        # The second of the pair: the first is the value of the function, not its tangent.
-        return torch.func.jvp(function, (at,), (along,))[1]
+        value, tangent, *_ = torch.func.jvp(function, (at,), (along,))
+    return value, tangent
 
 
 def slopes_of(function: Callable[[Tensor], Tensor], at: Tensor) -> tuple[Tensor, Tensor]:

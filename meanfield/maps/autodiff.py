@@ -114,7 +114,7 @@ class _Products:
     def along(self, at: Tensor, displacement: Tensor) -> Tensor:
         along = displacement.contiguous()
         try:
-            pushed: Tensor = pushed_forward(self.move, at, along)
+            pushed: Tensor = pushed_forward(self.move, at, along)[1]
             return pushed
         except (NotImplementedError, RuntimeError):
             # No forward derivative: take the transpose of the reverse one, which is linear.

@@ -192,12 +192,12 @@ def sweep(
             raise stopped
         units = plan.units(table.missing(retry_failed), batch_size, shard or (0, 1))
         n_missing = sum(map(len, units))
-        index, n_shards = shard or (0, 1)
-        total, tried = max(n_missing, len(plan.cases) // n_shards), []
-        if first:  # of tasks that are not batched: a case is a unit
-            ours = np.arange(len(plan.cases)) % n_shards == index
-            total = int(ours.sum())
-            tried = [batch.columns["status"] for places, batch in first if ours[places].all()]
+        total, tried = max(n_missing, len(plan.cases) // (shard[1] if shard else 1)), []
+        if first:
+            every = plan.units(np.ones(len(plan.cases), bool), batch_size, shard or (0, 1))
+            ours = {place for unit in every for place in unit}
+            total = len(ours)
+            tried = [batch.columns["status"] for at, batch in first if ours.issuperset(at)]
         if retry_failed:  # those that failed are missing
             tried = [status[status != FAILED] for status in tried]
         found = total - n_missing - sum(map(len, tried))

@@ -336,15 +336,15 @@ def in_unit(answer: Interval, exponent: np.ndarray) -> Interval:
         value = np.clip(value, low, high)
     f, g = answer.f, answer.g
     if f is not None and g is not None:
-        kept = largest_of(f, g) > 0
-        with np.errstate(over="ignore", invalid="ignore"):
-            unit = np.exp2(answer.order * np.asarray(exponent, float))[..., None]
-            f, g = f * unit, g * unit
-        # Powers of lengths may leave the number range; those of order 1 go with the distance.
         peak = largest_of(f, g)
-        small = kept & (peak < np.finfo(float).tiny) & (answer.order > 1)
-        lost = (small | ~np.isfinite(peak))[..., None]
-        f, g = np.where(lost, math.nan, f), np.where(lost, math.nan, g)
+        with np.errstate(over="ignore", invalid="ignore"):
+            unit = np.exp2(answer.order * np.asarray(exponent, float))
+            f, g, size = f * unit[..., None], g * unit[..., None], peak * unit
+        # Powers of lengths may leave the number range; those of order 1 go with the distance.
+        small = (peak > 0) & (size < np.finfo(float).tiny) & (answer.order > 1)
+        lost = (small | ~np.isfinite(size))[..., None]
+        if lost.any():
+            f, g = np.where(lost, math.nan, f), np.where(lost, math.nan, g)
     return replace(
         answer,
         value=value,

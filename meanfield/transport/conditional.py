@@ -156,8 +156,8 @@ def _refuse_large_integers(value: Any, name: str) -> None:
     except (ValueError, TypeError, RuntimeError):
         return  # no array of numbers, which is said elsewhere
     if found.dtype.kind == "O":
-        kinds = Tensor, np.integer  # of which a timedelta is one, and not by its item
-        given = (t.item() if isinstance(t, kinds) else t for t in found.flat)
+        # By their items: NumPy counts its time differences among its integers.
+        given = (t.item() if isinstance(t, (Tensor, np.integer)) else t for t in found.flat)
         largest = max((abs(t) for t in given if isinstance(t, int)), default=0)
     else:
         counted = found.dtype.kind in "iu" and found.size

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,7 +16,7 @@ from meanfield.habits import with_hints
 from meanfield.linalg.vectors import normalised
 from meanfield.transport.conditional import conditioned_pair, solved_by_condition
 from meanfield.transport.pairs import Measure, Pair, as_pair
-from meanfield.transport.result import TransportResult, warn_of_rounding
+from meanfield.transport.result import TransportResult, double_potentials, warn_of_rounding
 from meanfield.transport.solve import Settings, as_order, solved
 
 
@@ -184,21 +183,11 @@ class _Envelope(torch.autograd.Function):
             flow = torch.where(there[..., None, None], flow * grads[0][..., None, None], 0.0)
             into_x = torch.zeros_like(x).scatter_add(-2, index, flow)
             into_y = torch.zeros_like(y).scatter_add(-2, index_y, -flow)
-        potentials = _potentials(result)
-        if potentials is not None:
+        both = _potentials(result) if any(ctx.needs_input_grad[2:4]) else None
+        if both is not None:
             # dW = W^{1−p} dW^p / p: powers in double precision.
             scale = torch.where(there, known.double() ** (1 - order) / order, 0.0) * grads[0]
-            scale = scale[..., None]
-            into_a, into_b = (
-                torch.where(scale == 0, 0.0, logs.double().exp() * t.to(logs.device) * scale).to(
-                    logs
-                )
-                if needed
-                else None
-                for logs, t, needed in zip(
-                    (log_a, log_b), potentials, ctx.needs_input_grad[2:4], strict=True
-                )
-            )
+            into_a, into_b = map(_into_weights, (log_a, log_b), both, (scale[..., None],) * 2)
         return into_x, into_y, into_a, into_b, None
 
 
@@ -211,15 +200,19 @@ def _pulled(moves: Tensor, log_mass: Tensor, value: Tensor, order: float) -> Ten
     return (log_mass + share).exp()[..., None] * unit
 
 
+def _into_weights(logs: Tensor, potential: Tensor, scale: Tensor) -> Tensor:
+    """aᵢfᵢ times a scale, (..., n); 0 where that is 0, whatever the potential."""
+    slope = logs.double().exp() * potential.to(logs.device) * scale
+    return torch.where(scale == 0, 0.0, slope).to(logs)
+
+
 def _potentials(result: TransportResult) -> tuple[Tensor, Tensor] | None:
-    """(f, g) in double precision, whatever that of the points."""
-    if result.found is None or result.found[1].f is None or result.found[1].g is None:
+    """(f, g) in double precision, in the shape of the batch."""
+    both = None if result.found is None else double_potentials(result.found[1])
+    if both is None:
         return None
-    if np.isnan(result.found[1].f).any(-1).all():
-        return None
-    f, g = (torch.as_tensor(t) for t in (result.found[1].f, result.found[1].g))
-    batch = result.found[0].batch_shape
-    return f.reshape(*batch, f.shape[-1]), g.reshape(*batch, g.shape[-1])
+    f, g = (torch.as_tensor(t).reshape(*result.value.shape, t.shape[-1]) for t in both)
+    return f, g
 
 
 def _refuse_second_derivative() -> NoReturn:

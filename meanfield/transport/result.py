@@ -98,15 +98,17 @@ class TransportResult(Answer, noun="distance", title="Wasserstein distance"):
         if self.found is None:
             return None
         pair, answer = self.found
-        f, g = answer.f, answer.g
-        if f is None or g is None:
+        both = double_potentials(answer)
+        if both is None:
             return None
+        f, g = both
         if pair.is_single:  # in which powers may leave the range where distances do not
             kind, size = np.finfo(np.float32), largest_of(f, g)
             lost = np.isfinite(size) & (size > kind.max) | (size > 0) & (size < kind.tiny)
-            f, g = (np.where(lost[:, None], np.nan, t) for t in (f, g))
-        if np.isnan(f).any(-1).all():
-            return None
+            lost |= np.isnan(size)
+            if lost.all():
+                return None
+            f, g = (np.where(lost[:, None], np.nan, t) for t in both)
         return _given(pair, f), _given(pair, g)
 
     @property
@@ -198,6 +200,13 @@ class TransportResult(Answer, noun="distance", title="Wasserstein distance"):
         named = {v.name: value for v, value in zip(_PLAN_VARIABLES, values, strict=True)}
         plans = dataset(_PLAN_VARIABLES, named, batch_shape=self.value.shape)
         return super().to_dataset().merge(plans)
+
+
+def double_potentials(answer: Interval) -> tuple[np.ndarray, np.ndarray] | None:
+    """(f, g) of a batch whatever the precision of its points; None if no pair has any."""
+    if answer.f is None or answer.g is None or np.isnan(answer.f).any(-1).all():
+        return None
+    return answer.f, answer.g
 
 
 def gathered(parts: Sequence[Interval]) -> Interval:

@@ -184,7 +184,7 @@ class Kernel(NoFunction):
                 "kernel that is differentiated automatically; leave them None, or give push and "
                 "pull"
             )
-        return Features(*pushed_forward(self._parts(at), at.points, displacement))
+        return Features(*pushed_forward(self._parts(at), at.points, displacement)[1])
 
     def pull(self, at: At, cotangents: Features) -> Tensor:
         """The transpose of `push`: cotangents of q, k, v and b to those of points."""
