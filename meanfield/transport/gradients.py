@@ -186,7 +186,8 @@ class _Envelope(torch.autograd.Function):
         both = _potentials(result) if any(ctx.needs_input_grad[2:4]) else None
         if both is not None:
             # dW = W^{1−p} dW^p / p: powers in double precision.
-            scale = torch.where(there, known.double() ** (1 - order) / order, 0.0) * grads[0]
+            wanted = there & (grads[0] != 0)  # a power may be ∞
+            scale = torch.where(wanted, known.double() ** (1 - order) / order * grads[0], 0.0)
             into_a, into_b = map(_into_weights, (log_a, log_b), both, (scale[..., None],) * 2)
         return into_x, into_y, into_a, into_b, None
 

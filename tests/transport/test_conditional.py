@@ -18,6 +18,7 @@ from meanfield.transport import (
     solve_conditional_w2,
     w2,
 )
+from meanfield.transport.certificate import power_mean
 
 
 def test_unequal_first_marginals_are_infinitely_far() -> None:
@@ -211,3 +212,20 @@ def test_distances_whose_squares_leave_the_number_range_are_finite() -> None:
         truth = Fraction(far) ** 2 / 2 + Fraction(near) ** 2 / 2
         assert Fraction(float(found.lower)) ** 2 <= truth <= Fraction(float(found.upper)) ** 2
         assert float(found.upper) < 1.001 * far
+
+
+@pytest.mark.parametrize(
+    ("moved", "weights"),
+    [((1e200, 1.0), (0.5, 0.5)), ((1.6e-152, 1.48e-154), (1e-4, 1 - 1e-4))],
+    ids=["beyond", "all tiny"],
+)
+def test_potentials_of_a_part_beyond_the_number_range_are_not_zero(moved, weights) -> None:
+    s, x = [0.0, 1.0], (np.array(moved)[:, None], np.array(weights))
+    found = solve_conditional_w2(x, (np.zeros((2, 1)), x[1]), conditions=(s, s))
+    assert found.potentials is None and found.lower > 0
+
+
+def test_a_power_mean_of_an_infinite_length_is_infinite() -> None:
+    logs = np.log([0.5, 0.5])
+    assert power_mean(logs, np.array([math.inf, 1.0]), 2) == math.inf
+    assert power_mean(logs, np.array([1e200, 1e200]), 2) == pytest.approx(1e200)

@@ -297,3 +297,12 @@ def test_nothing_flows_into_an_infinite_distance():
     x = torch.tensor([[-1.2e308]], dtype=F64, requires_grad=True)
     value = wp(x, torch.tensor([[1.2e308]], dtype=F64), 3)
     assert torch.autograd.grad(value, x)[0].isfinite().all()
+
+
+def test_a_pair_that_is_masked_out_has_no_gradient_though_its_potentials_are_beyond():
+    x = torch.tensor([[[1.0], [2.0]], [[1e-20], [2e-20]]], dtype=F64)
+    start = torch.zeros(2, 2, dtype=F64, requires_grad=True)
+    mu = ParticleMeasure(x, log_weights=start.log_softmax(-1))
+    value = wp(mu, torch.zeros(2, 1, 1, dtype=F64), 20)
+    (found,) = torch.autograd.grad(torch.where(value > 1e-9, value, 0.0).sum(), start)
+    assert bool(found.isfinite().all()) and bool((found[1] == 0).all())

@@ -168,3 +168,8 @@ def test_of_a_batch_in_single_precision_each_pair_has_its_potentials() -> None:
     for of_both, of_one in zip(both, alone, strict=True):
         assert torch.equal(of_both[0], of_one) and bool(of_both[1].isnan().any())
     assert solve_wp(x[1], torch.zeros(1, 1), 20).potentials is None
+
+
+def test_of_pairs_beyond_both_precisions_none_has_potentials() -> None:
+    x = torch.tensor([[[1e-20], [2e-20]], [[1e-3], [2e-3]]])  # in double, in single
+    assert solve_wp(x, torch.zeros(2, 1, 1), 20).potentials is None
