@@ -16,7 +16,7 @@ from meanfield.dynamics.schemes import ADAPTIVE, FIXED, Tableau, stages, stepped
 from meanfield.errors import ConvergenceError
 from meanfield.habits import with_hints
 from meanfield.linalg.vectors import lengths
-from meanfield.measures import ParticleMeasure
+from meanfield.measures import ParticleMeasure, present_points
 
 _TINY_RTOL = 1e-13  # below it the error estimate of a step in float64 is rounding
 # The next step is longer or shorter than the last by these factors at most, and that of the
@@ -128,6 +128,7 @@ class Adaptive:
         Raises:
             ConvergenceError: a step below the spacing of floats, or more than `max_steps`.
             OverflowError: particles leave the range of their dtype.
+            ValueError: the velocity of finite particles is NaN.
         """
         method, (time, end), taken, longest = tableau(self.method), interval, 0, _LONGER
         slope, spent = velocity(mu).points, 1
@@ -151,7 +152,7 @@ class Adaptive:
             if not error < 1:
                 step, longest = size * (factor if factor > _SHORTER else _SHORTER), 1.0
                 if not step >= least or _at_the_edge(mu.points, size * slope, reached.points):
-                    raise self._stuck(time, reached.points)
+                    raise self._stuck(velocity, mu, time, reached.points)
                 continue
             # The end of the interval may have cut this step short: go on with the longer one.
             step = max(size * min(factor, longest), step if size < step else 0.0)
@@ -205,9 +206,11 @@ class Adaptive:
             return max(1e-6, 1e-3 * h)
         return min(100 * h, (0.01 / max(fast, bend)) ** (1 / (method.order + 1)))
 
-    def _stuck(self, time: float, reached: Tensor) -> Exception:
+    def _stuck(
+        self, velocity: Velocity, mu: ParticleMeasure, time: float, reached: Tensor
+    ) -> Exception:
         if not bool((1e3 * reached).isfinite().all()):  # sums of slopes leave the range before
-            return out_of_range(reached.dtype, time)
+            return out_of_range(velocity, mu, time)
         return ConvergenceError(
             f"{self.method}: no step of relative error {self.rtol:g} at t = {time:g}: it would be "
             "shorter than the spacing of floats; loosen rtol and atol, or use a fixed step"
@@ -255,9 +258,14 @@ def integrator_of(method: str | Adaptive, step: float | None) -> Integrator:
     return method
 
 
-def out_of_range(dtype: torch.dtype, time: float) -> OverflowError:
-    """The error of particles that are no longer finite soon after this time."""
+def out_of_range(velocity: Velocity, mu: ParticleMeasure, time: float) -> Exception:
+    """The error of particles that are finite in μ, at this time, and soon after it no longer."""
+    if bool(present_points(velocity(mu)).isnan().any()):
+        return ValueError(
+            f"F: expected an image of numbers, got NaN at t = {time:g}, where all particles are "
+            "finite; look at its parameters, and at F(mu).points"
+        )
     return OverflowError(
-        f"particles leave the range of {dtype} after t = {time:g}; flows in R^d with expanding "
+        f"particles leave the range of {mu.dtype} after t = {time:g}; flows in R^d with expanding "
         "values grow like e^t: stop earlier, use a smaller step, or constraint='sphere'"
     )

@@ -62,8 +62,8 @@ class FlowProblem:
         step, evaluations = None, 0
         yield moving, evaluations
         for time, until in pairwise(self.times.tolist()):
-            before = time
             while time < until:
+                begun, since = time, moving
                 velocity = Velocity(self.map, on)
                 for taken in self.integrator.steps(velocity, moving, (time, until), step=step):
                     time, moving, step = taken.time, taken.measure, taken.following
@@ -75,7 +75,7 @@ class FlowProblem:
                 if not is_traced(moving.points) and not bool(
                     present_points(moving).isfinite().all()
                 ):
-                    raise out_of_range(moving.dtype, before)
+                    raise out_of_range(velocity, since, begun)
                 if self.coalesce:
                     labels, moving, on = self._merged(labels, moving, on)
             points = moving.points if labels is None else moving.points[labels]

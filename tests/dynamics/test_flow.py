@@ -498,11 +498,10 @@ def test_an_adaptive_method_that_does_not_get_on_says_so():
         dynamics.flow(attention(A, V), mu, [0, 50], method=dynamics.Adaptive(max_steps=3))
 
 
-@pytest.mark.parametrize("move", [torch.log, lambda x: 1 / (x - 1)])
-def test_a_velocity_that_is_no_number_ends_the_flow(move):
+def test_an_infinite_velocity_ends_the_flow():
     mu = ParticleMeasure([[1.0], [-2.0]])
     with pytest.raises((OverflowError, ConvergenceError)):
-        dynamics.flow(lambda nu: nu.replace(move(nu.points)), mu, [0.0, 1.0])
+        dynamics.flow(lambda nu: nu.replace(1 / (nu.points - 1)), mu, [0.0, 1.0])
 
 
 @pytest.mark.parametrize("settings", [{}, {"method": "rk4", "step": 0.1}], ids=["adaptive", "rk4"])
@@ -558,6 +557,23 @@ def test_particles_that_reach_the_end_of_the_number_range_end_the_flow_at_once(m
     step, mu = 0.5 if method == "rk4" else None, ParticleMeasure(torch.ones(1, 1, dtype=dtype))
     with pytest.raises(OverflowError, match="particles leave the range"):
         dynamics.flow(counted, mu, [0, 1e3], method=method, step=step)
+
+
+@pytest.mark.parametrize("method", ["dopri5", "rk4"])
+def test_a_velocity_that_is_no_number_is_told_from_particles_that_leave(method):
+    mu, step = ParticleMeasure([[1.0], [-2.0]]), 0.125 if method == "rk4" else None
+    with pytest.raises(ValueError, match="got NaN at t = 0, where all particles are finite"):
+        dynamics.flow(
+            lambda nu: nu.replace(nu.points.log()), mu, [0.0, 1.0], method=method, step=step
+        )
+
+
+@pytest.mark.parametrize("radius", [1e-18, 1e18, 2e-153, 1e153])
+def test_spheres_whose_squared_radii_are_in_the_number_range_are_kept(radius):
+    dtype = torch.float32 if 1e-100 < radius < 1e100 else torch.float64
+    mu = ParticleMeasure(radius * torch.eye(3, dtype=dtype))
+    ds = dynamics.flow(lambda mu: mu, mu, [0.0, 1.0], constraint="sphere")
+    np.testing.assert_allclose(ds.points.values[-1] / radius, np.eye(3), atol=1e-6)
 
 
 @pytest.mark.parametrize(
