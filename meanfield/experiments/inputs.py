@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -48,7 +49,7 @@ class OfText:
     )
     width: int = setting(0, "width of a random model; 0 for the architecture's own")
     dtype: str = setting("float32", "'float32' or 'float64'")
-    model_revision: str | None = derived(None, "fingerprint of the weights")
+    model_revision: str | None = derived(None, "fingerprint of the model and its tokenizer")
     text_sha256: str | None = derived(None, "SHA-256 of the text")
 
     def source(self, causal: bool | None = None) -> Transformer:
@@ -57,14 +58,14 @@ class OfText:
         It is loaded once per process, and again when the files of its folder have changed.
 
         Raises:
-            ValueError: its weights are not those of `model_revision`, if that is known: the model
-                has changed, or is not drawn alike here.
+            ValueError: it is not that of `model_revision`, if that is known: the model has
+                changed, or is not drawn alike here.
         """
         how = (self.seed, self.dtype, self.depth, self.width, _files(self.model))
         usual = _loaded(self.model, None, *how)
         if self.model_revision not in (None, _revision(usual)):
             raise ValueError(
-                f"{self.model}: expected weights of {self.model_revision}, got "
+                f"{self.model}: expected the model of {self.model_revision}, got "
                 f"{_revision(usual)}: it has changed"
             )
         return usual if causal in (None, usual.causal) else _loaded(self.model, causal, *how)
@@ -141,7 +142,8 @@ def _files(model: str) -> tuple[Any, ...]:
 @functools.lru_cache(maxsize=3)
 def _revision(source: Transformer) -> str:
     """Once for each model that `_loaded` returned: nobody else has it, so nobody trains it."""
-    return source.fingerprint
+    told = f"{source.fingerprint} {source.numbering}"
+    return f"sha256 {hashlib.sha256(told.encode()).hexdigest()}"
 
 
 @functools.lru_cache(maxsize=8)

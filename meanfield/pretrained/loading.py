@@ -135,6 +135,10 @@ def read(
         >>> source.network()(mu).points.shape
         torch.Size([5, 8])
     """
+    if not (tokenizer is None or tokenizer == WORDS or callable(tokenizer)):
+        raise TypeError(
+            f'tokenizer: expected a tokenizer, "words" or None, got {describe(tokenizer)}'
+        )
     if isinstance(model, (torch.nn.TransformerEncoder, torch.nn.TransformerEncoderLayer)):
         masked = causal is not None and as_bool(causal, "causal")
         source = Transformer(name, TORCH_ENCODER, masked, model, None)
@@ -246,6 +250,12 @@ def _classes(family: Family) -> tuple[Any, Any]:
 def _own_mask(config: Any, family: Family) -> bool:
     """Whether attention is masked by its configuration."""
     family.check(config)
+    if config.to_dict().get("add_cross_attention"):
+        raise ValueError(
+            "expected a model without cross-attention, got add_cross_attention=True: its blocks "
+            "are maps of two measures; without another text it is the model of a configuration "
+            "with add_cross_attention=False"
+        )
     if len(family.masks) > 1:
         return masked_by(config, bool(config.is_decoder))
     return masked_by(config, *family.masks)

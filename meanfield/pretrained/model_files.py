@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,6 +18,8 @@ _FILES = ["*.json", "*.txt", "*.safetensors"]
 _WORDS = ("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer.model")
 # More names than these would hide the message.
 _NAMES_SHOWN = 6
+_FLOATS = ("F64", "F32", "F16", "BF16")  # as files name them
+_MANY_LAYERS = 1_000
 
 
 def find(name: str, download: bool) -> Path:
@@ -119,10 +122,17 @@ def read_config(kind: Any, folder: Path) -> Any:
             reason = " ".join(str(error).split())
             raise ValueError(f"{folder}: its config.json is refused: {reason}") from error
         config._attn_implementation = config._experts_implementation = "eager"
-    if "quantization_config" in config.to_dict():
+    fields = config.to_dict()
+    for name in {"quantization_config", "compression_config"} & fields.keys():
         raise ValueError(
-            f"{folder}: expected weights that are numbers, got those of a quantization_config; "
-            "give the checkpoint from which it was made"
+            f"{folder}: expected weights that are numbers, got those of a {name}; give the "
+            "checkpoint from which it was made"
+        )
+    if own := (fields.get("auto_map") or {}).get("AutoModel"):
+        warnings.warn(
+            f"{folder}: its config.json names code of its own ({own}), which is not run: its "
+            "weights are put into transformers' class; read(model) takes a model in memory",
+            stacklevel=4,
         )
     return config
 
@@ -146,15 +156,18 @@ def read_model(kind: Any, folder: Path, config: Any, arguments: Mapping[str, Any
     from safetensors import SafetensorError, safe_open
 
     try:
-        n_tensors = 0
+        kinds: dict[str, str] = {}
         for file in folder.glob("*.safetensors"):
             with safe_open(file, "np") as weights:
-                n_tensors += len(weights.keys())
+                names = list(weights.keys())
+                kinds |= {name: weights.get_slice(name).get_dtype() for name in names}
         # Building more than these might take for ever; without any all weights would be left out.
-        if not 0 < config.num_hidden_layers <= n_tensors:
+        # Layers may share their weights.
+        most = max(len(kinds), _MANY_LAYERS)
+        if not 0 < config.num_hidden_layers <= most:
             raise ValueError(
-                f"{folder}: expected 1 to {n_tensors} layers, at most as many as there are arrays "
-                f"of weights, got {config.num_hidden_layers} in config.json"
+                f"{folder}: expected 1 to {most} layers, about as many as there are arrays of "
+                f"weights ({len(kinds)}), got {config.num_hidden_layers} in config.json"
             )
         with quiet():
             model, report = kind.from_pretrained(
@@ -172,7 +185,7 @@ def read_model(kind: Any, folder: Path, config: Any, arguments: Mapping[str, Any
         raise ValueError(
             f"{folder}: its weights cannot be read ({type(error).__name__}): {error}"
         ) from error
-    _check_whole(folder, model, report)
+    _check_whole(folder, model, report, kinds)
     return model
 
 
@@ -199,13 +212,24 @@ def _check_files(folder: Path) -> None:
         )
 
 
-def _check_whole(folder: Path, model: Any, report: Mapping[str, Any]) -> None:
+def _check_whole(
+    folder: Path, model: Any, report: Mapping[str, Any], kinds: Mapping[str, str]
+) -> None:
+    """Refuse weights that are missing, of another shape or kind, or would be left out.
+
+    Args:
+        folder: of the files.
+        model: with what was read of them.
+        report: of transformers.
+        kinds: of each array in the files its name and that of its dtype.
+    """
     missing = sorted(report["missing_keys"])
     shapes = sorted(
         f"{key} {tuple(theirs)} for {tuple(ours)}"
         for key, theirs, ours in report["mismatched_keys"]
     )
-    surplus = _of_other_layers(model, report["unexpected_keys"])
+    left_out = _left_out(model, report["unexpected_keys"])
+    surplus = _of_other_layers(model, left_out)
     if missing:
         others = sorted(report["unexpected_keys"])
         hint = f"; it has others that the model does not know: {_some(others)}" if others else ""
@@ -217,22 +241,63 @@ def _check_whole(folder: Path, model: Any, report: Mapping[str, Any]) -> None:
             f"{folder}: expected as many layers as the configuration has, "
             f"{model.config.num_hidden_layers}, but there are weights of others: {_some(surplus)}"
         )
+    if left_out:
+        raise ValueError(
+            f"{folder}: expected the weights of a {type(model).__name__} as config.json has it, "
+            f"but there are others, which would be left out: {_some(left_out)}; is a field of "
+            "config.json missing, or another model_type meant? An adapter is merged first"
+        )
+    short = [key for key, kind in kinds.items() if kind not in _FLOATS and _is_weight(model, key)]
+    if short:
+        got = _some([f"{key} ({kinds[key]})" for key in sorted(short)])
+        raise ValueError(
+            f"{folder}: expected weights in floats of 16 bits or more, got {got}, as of a "
+            "quantised model; give the checkpoint from which it was made"
+        )
     if problems := report.get("error_msgs"):
         raise ValueError(f"{folder}: its weights cannot be read: {problems}")
 
 
-def _of_other_layers(model: Any, keys: Any) -> list[str]:
-    """Weights of layers beyond those of the model.
+def _left_out(model: Any, keys: Iterable[str]) -> list[str]:
+    """Those of these weights that belong to a part of the model, or to one of its layers.
 
-    Weights of a head (language model, classifier) are not part of the model and may be left out.
+    Weights of a head (language model, classifier) do not, and may be left out, and so may what the
+    model computes anew.
     """
+    parts = {name for name, _ in model.named_modules() if name}
+    before = {_numberless(key).partition("#") for key in model.state_dict()}
+    layers = [f".{name}#." for name, number, _ in before if number]
+    made = ["masked_bias", *(_numberless(name) for name, _ in model.named_buffers())]
 
-    def numberless(key: str) -> str:
-        return re.sub(r"\.\d+\.", ".#.", key)
+    def belongs(key: str) -> bool:
+        bare = _numberless(key)
+        if any(_ends(bare, name) for name in made):
+            return False
+        inside = any(layer in f".{bare}" for layer in layers)
+        return inside or any(_ends(key.rpartition(".")[0], part) for part in parts)
 
-    known = {numberless(key) for key in model.state_dict()}
+    return sorted(filter(belongs, keys))
+
+
+def _of_other_layers(model: Any, keys: Iterable[str]) -> list[str]:
+    """Weights of layers beyond those of the model."""
+    known = {_numberless(key) for key in model.state_dict()}
     known = {key for key in known if "#" in key}
-    return sorted(k for k in keys if any(numberless(k).endswith(key) for key in known))
+    return sorted(k for k in keys if any(_ends(_numberless(k), key) for key in known))
+
+
+def _is_weight(model: Any, key: str) -> bool:
+    """Whether an array in a file is one that the model takes, and no mask or number of places."""
+    return key.endswith("weight") or any(_ends(key, name) for name in model.state_dict())
+
+
+def _numberless(key: str) -> str:
+    return re.sub(r"\.\d+(?=\.)", ".#", key)
+
+
+def _ends(key: str, name: str) -> bool:
+    """Whether a name in a file is this one, behind that of a model with a head."""
+    return f".{key}".endswith(f".{name}")
 
 
 def _some(names: list[str]) -> str:

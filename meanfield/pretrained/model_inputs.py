@@ -57,9 +57,9 @@ class ModelInputs(ABC):
     def max_tokens(self, model: Any) -> int:
         """The longest sequence that the model has positions for."""
 
-    def run(self, model: Any, arguments: Mapping[str, Tensor], causal: bool) -> Tensor:
+    def run(self, model: Any, arguments: Mapping[str, Any], causal: bool) -> Tensor:
         """One run of the model: its last hidden state, ``(batch, n, d)``."""
-        hidden: Tensor = model(**arguments).last_hidden_state
+        hidden: Tensor = model(**arguments, return_dict=True).last_hidden_state
         return hidden
 
     def vocabulary(self, model: Any) -> int:

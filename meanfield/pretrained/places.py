@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import final
 
 import numpy as np
-import torch
+from torch import Tensor
 
 from meanfield.attention.kernels import Kernel
 from meanfield.attention.kernels.kernel import ModifiedKernel, Score
@@ -29,7 +29,7 @@ class WholePlaces(ModifiedKernel):
     Attributes:
         length: of the sequence that the positions in [0, 1] stand for.
         inner: the kernel.
-        all_places: whether the last place has to be taken: beside a sink, tokens have to weigh
+        all_places: whether every place has to be taken: beside a sink, tokens have to weigh
             1/length each.
     """
 
@@ -56,13 +56,6 @@ class WholePlaces(ModifiedKernel):
         if is_traced(whole):
             return
         present = mu.log_weights > -math.inf
-        last = torch.where(present, whole, 0.0).amax(-1)
-        if self.all_places and bool((last < self.length).any()):
-            raise ValueError(
-                f"length: expected tokens at all places i/{self.length}, since the layer has a "
-                f"sink, beside which tokens count, got a last one at {float(last.min()):g}; give "
-                "length=n for n tokens at i/n, and texts of one length"
-            )
         off = float(((places - whole).abs() * present).max())
         if off > _ROUNDING:
             raise ValueError(
@@ -70,6 +63,8 @@ class WholePlaces(ModifiedKernel):
                 f"is off by {off:.2g}/{self.length}; give the length that the positions were made "
                 "with, length=n for n tokens at i/n"
             )
+        if self.all_places:
+            self._check_masses(mu, whole)
         rows = to_host(whole.reshape(-1, whole.shape[-1]).long())
         step = int(np.gcd.reduce(rows, axis=-1).max())
         if step > 1:
@@ -78,4 +73,17 @@ class WholePlaces(ModifiedKernel):
                 f"{step}/{self.length} only, as of n = {self.length / step:g} tokens at i/n; give "
                 "length=n, or make the positions with embeddings(tokens, length="
                 f"{self.length}). Tokens that a longer text has lost stay, with weight 0"
+            )
+
+    def _check_masses(self, mu: ParticleMeasure, places: Tensor) -> None:
+        numbers = places.long().clamp(1, self.length) - 1
+        masses = places.new_zeros(*mu.log_weights.shape[:-1], self.length)
+        masses = masses.scatter_add(-1, numbers.expand(mu.log_weights.shape), mu.weights.double())
+        off = (self.length * masses - 1).abs()
+        if bool((off > _ROUNDING).any()):
+            place = int(off.reshape(-1, self.length).amax(0).argmax()) + 1
+            raise ValueError(
+                f"length: expected tokens at all places i/{self.length}, of equal weight, since "
+                "the layer has a sink, beside which tokens count, got more or less at i = "
+                f"{place}; give length=n for n tokens at i/n, and texts of one length"
             )

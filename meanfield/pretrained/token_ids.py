@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,6 +31,21 @@ class _Words(str):
 
 
 WORDS = _Words("words")  # words are numbered as they appear
+
+
+def numbering_of(tokenizer: Any) -> Any:
+    """Plain data that tell how a tokenizer numbers words; of objects of one's own these."""
+    if "transformers" not in sys.modules:
+        return tokenizer
+    from transformers import PreTrainedTokenizerBase
+
+    if not isinstance(tokenizer, PreTrainedTokenizerBase):
+        return tokenizer
+    rules = tokenizer.backend_tokenizer.to_str() if tokenizer.is_fast else repr(tokenizer)
+    words = json.dumps([rules, sorted(tokenizer.get_vocab().items())])
+    return f"sha256 {hashlib.sha256(words.encode()).hexdigest()}"
+
+
 # What a tokenizer returns and a model can take here.
 _ENCODED = ("input_ids", "attention_mask", "token_type_ids")
 
@@ -66,7 +84,7 @@ class TokenIds(ModelInputs):
         """One run of all texts if they have one length, else one of each."""
         rows, single = self._rows(model, tokenizer, given)
         for row in rows:
-            self._check(model, row["input_ids"])
+            self._check(model, row)
         rows = [{k: ids.long().to(model.device) for k, ids in row.items()} for row in rows]
         if len({len(row["input_ids"]) for row in rows}) == 1:
             names = rows[0]
@@ -75,10 +93,9 @@ class TokenIds(ModelInputs):
             )
         return Runs([{name: ids[None] for name, ids in row.items()} for row in rows], single)
 
-    def run(self, model: Any, arguments: Mapping[str, Tensor], causal: bool) -> Tensor:
+    def run(self, model: Any, arguments: Mapping[str, Any], causal: bool) -> Tensor:
         """Without a cache of keys and values."""
-        hidden: Tensor = model(**arguments, use_cache=False).last_hidden_state
-        return hidden
+        return super().run(model, {**arguments, "use_cache": False}, causal)
 
     def encode(self, model: Any, tokenizer: Any, text: str) -> Tensor:
         """Without special tokens; of the tokenizer "words", numbers of words as they appear."""
@@ -115,7 +132,8 @@ class TokenIds(ModelInputs):
         rows, single = _split(given, "tokens")
         return [{"input_ids": row} for row in rows], single
 
-    def _check(self, model: Any, ids: Tensor) -> None:
+    def _check(self, model: Any, row: Mapping[str, Tensor]) -> None:
+        ids = row["input_ids"]
         longest, vocabulary = self.max_tokens(model), self.vocabulary(model)
         if ids.dtype == torch.bool:
             raise ValueError("tokens: expected integers, got truth values")
@@ -131,6 +149,13 @@ class TokenIds(ModelInputs):
             raise ValueError(
                 f"tokens: expected ids in 0..{vocabulary - 1}, got a range of [{low}, {high}]; "
                 "were they made by another model's tokenizer?"
+            )
+        kinds = row.get("token_type_ids", ids.new_zeros(1))
+        known = int(model.config.to_dict().get("type_vocab_size") or vocabulary)
+        if int(kinds.min()) < 0 or int(kinds.max()) >= known:
+            raise ValueError(
+                f"token_type_ids: expected numbers in 0..{known - 1}, got a range of "
+                f"[{int(kinds.min())}, {int(kinds.max())}]"
             )
 
 

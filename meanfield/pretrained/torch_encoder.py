@@ -52,7 +52,7 @@ class _Points(ModelInputs):
         """There are no positions."""
         return sys.maxsize
 
-    def run(self, model: Any, arguments: Mapping[str, Tensor], causal: bool) -> Tensor:
+    def run(self, model: Any, arguments: Mapping[str, Any], causal: bool) -> Tensor:
         """With torch's own mask if masked, which is said at the call."""
         points, mask = arguments["src"], None
         if causal:
@@ -70,6 +70,19 @@ def _blocks(model: Any) -> list[Any]:
 def _sizes(model: Any) -> tuple[int, int]:
     own = _blocks(model)[0].self_attn
     return own.num_heads, own.embed_dim
+
+
+def _settings(model: Any) -> Mapping[str, Any]:
+    kinds = [
+        (
+            block.self_attn.num_heads,
+            block.norm_first,
+            _activation(block.activation),
+            block.norm1.eps,
+        )
+        for block in _blocks(model)
+    ]
+    return {"heads, place of norms, activation and ε of each layer": kinds}
 
 
 def _attention(site: Site) -> SelfAttention:
@@ -118,4 +131,5 @@ TORCH_ENCODER = Family(
     inputs=_Points(),
     sizes=_sizes,
     plainly=lambda model: model,
+    settings=_settings,
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -19,10 +20,17 @@ from meanfield.maps import Map
 from meanfield.measures import ParticleMeasure, stack
 from meanfield.pretrained.constants import Place, constants_of
 from meanfield.pretrained.family import Family, Site
+from meanfield.pretrained.token_ids import numbering_of
 from meanfield.pretrained.verification import InFloat64, recorded
 
 if TYPE_CHECKING:
     import xarray as xr
+
+# Of the settings of a model, what says where it is from and in which precision it is.
+_NAMES = {
+    *("_name_or_path", "name_or_path", "transformers_version", "architectures", "auto_map"),
+    *("dtype", "torch_dtype", "return_dict", "use_cache"),
+}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -43,7 +51,7 @@ class Transformer(Hinted):
     """
 
     # What tells it from others in the store of a sweep.
-    identified_by: ClassVar[tuple[str, ...]] = ("name", "causal", "model")
+    identified_by: ClassVar[tuple[str, ...]] = ("name", "causal", "model", "numbering")
 
     name: str
     family: Family
@@ -100,12 +108,19 @@ class Transformer(Hinted):
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of the weights and their names, as float64: of those that the model has now."""
-        digest = hashlib.sha256()
+        """SHA-256 of the model as it is now: its weights, as float64, and its settings."""
+        settings = self.family.settings(self.model)
+        told = {name: value for name, value in settings.items() if name not in _NAMES}
+        digest = hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode())
         for name, tensor in sorted(self.model.state_dict().items()):
             digest.update(f"{name} {tuple(tensor.shape)}\n".encode())
             digest.update(to_host(tensor.double().contiguous()).data)
         return f"sha256 {digest.hexdigest()}"
+
+    @property
+    def numbering(self) -> Any:
+        """What tells how its tokenizer numbers words from how another does, for a store."""
+        return numbering_of(self.tokenizer)
 
     def __repr__(self) -> str:
         return (

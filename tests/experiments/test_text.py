@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import math
 import os
 import runpy
@@ -305,7 +306,8 @@ def test_a_text_that_has_changed_is_read_again(folder, tmp_path):
         assert len(of.ids(of.source(), 3).unique()) == len(set(words.split()))
 
 
-def test_a_changed_checkpoint_is_refused_when_a_run_goes_on(folder, tmp_path):
+@pytest.mark.parametrize("what", ["weights", "settings", "tokenizer"])
+def test_a_changed_checkpoint_is_refused_when_a_run_goes_on(folder, tmp_path, what):
     real_text = load("real_text")
     checkpoint = tmp_path / "bert"
     shutil.copytree(folder / "bert", checkpoint)
@@ -317,8 +319,15 @@ def test_a_changed_checkpoint_is_refused_when_a_run_goes_on(folder, tmp_path):
     from safetensors.torch import load_file, save_file
 
     weights = checkpoint / "model.safetensors"
-    save_file({name: 3 * value for name, value in load_file(weights).items()}, weights,
-              metadata={"format": "pt"})  # fmt: skip
+    if what == "weights":
+        save_file({name: 3 * value for name, value in load_file(weights).items()}, weights,
+                  metadata={"format": "pt"})  # fmt: skip
+    elif what == "settings":
+        file = checkpoint / "config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"layer_norm_eps": 0.5}))
+    else:
+        file = checkpoint / "vocab.txt"
+        file.write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\n")
     os.utime(weights, (1, 1))  # some file systems know whole seconds alone
     with pytest.raises(ValueError, match=r"fixed\.s\.model_revision: stored .sha256"):
         real_text.EXPERIMENT.run(settings, progress=False, store=tmp_path / "store")
@@ -668,9 +677,10 @@ def test_a_worker_with_other_weights_refuses_to_measure(folder):
     from meanfield.experiments import inputs
 
     name = str(folder / "bert")
-    right = inputs.OfText(name).source().fingerprint
-    assert inputs.OfText(name, model_revision=right).source().fingerprint == right
-    with pytest.raises(ValueError, match="expected weights of sha256 0"):
+    right = inputs.pinned(inputs.OfText(name, text="random", n_tokens=3)).model_revision
+    fingerprint = inputs.OfText(name).source().fingerprint
+    assert inputs.OfText(name, model_revision=right).source().fingerprint == fingerprint
+    with pytest.raises(ValueError, match="expected the model of sha256 0"):
         inputs.OfText(name, model_revision="sha256 0").source()
 
 

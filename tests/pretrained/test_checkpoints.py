@@ -19,6 +19,7 @@ from tests.pretrained.small_models import small
 
 _ONE = {"num_hidden_layers": 1, "hidden_size": 24, "vocab_size": 50}
 KEY = "encoder.layer.1.attention.self.query.weight"
+_ADAPTER = "bert.encoder.layer.0.output.adapter.down.weight"
 
 
 @pytest.fixture(scope="module")
@@ -58,8 +59,22 @@ def changed(whole, tmp_path):
             lambda w: w | {KEY: w[KEY][:, :-1].contiguous()},
             r"query\.weight \(24, 23\) for \(24, 24\)",
         ),
+        (
+            lambda w: w | {KEY.replace("weight", "lora_A"): torch.ones(2, 24)},
+            r"left out: encoder\.layer\.1\.attention\.self\.query\.lora_A; .*adapter is merged",
+        ),
+        (
+            lambda w: {f"bert.{k}": v for k, v in w.items()} | {_ADAPTER: torch.ones(2, 24)},
+            f"left out: {_ADAPTER}",
+        ),
+        (
+            lambda w: w | {"embeddings.LayerNorm.scale": torch.ones(24)},
+            r"left out: embeddings\.LayerNorm\.scale",
+        ),
+        (lambda w: w | {KEY: w[KEY].to(torch.int8)}, rf"16 bits or more, got {KEY} \(I8\)"),
+        (lambda w: w | {KEY: w[KEY].to(torch.float8_e4m3fn)}, rf"got {KEY} \(F8_E4M3\)"),
     ],
-    ids=["missing", "misnamed", "another shape"],
+    ids=["missing", "misnamed", "another shape", "lora", "adapter", "norm", "int8", "fp8"],
 )
 def test_weights_that_are_not_the_models_are_refused_by_name(changed, weights, text):
     with pytest.raises(ValueError, match=text):
@@ -82,7 +97,7 @@ def test_a_truncated_file_is_refused(changed):
         ({"num_hidden_layers": 2}, r"configuration has, 2, but.*layer\.2"),
         *(({"model_type": kind}, "expected a model") for kind in ("opt", "t5", None)),
         ({"num_attention_heads": 0}, "cannot be read .ZeroDivisionError"),
-        ({"num_hidden_layers": 10**9}, "as many as there are arrays .* got 1000000000"),
+        ({"num_hidden_layers": 10**9}, "as many as there are arrays .* got 1000000000 in"),
         ({"num_hidden_layers": 0}, "expected 1 to .* layers.* got 0"),
         ({"num_hidden_layers": -1}, "expected 1 to .* layers.* got -1"),
         ({"quantization_config": {"quant_method": "bitsandbytes"}}, "of a quantization_config"),
@@ -125,10 +140,60 @@ def test_heads_that_are_not_the_models_are_left_out(tmp_path, kind):
     assert pretrained.load(tmp_path).fingerprint == source.fingerprint
 
 
-def test_the_fingerprint_tells_weights_apart_and_nothing_else(whole, changed):
+@pytest.mark.parametrize("halves", [torch.float16, torch.bfloat16])
+def test_arrays_that_a_model_makes_anew_are_left_out_and_halves_are_taken(changed, halves):
+    made = {"embeddings.position_ids": torch.arange(512)[None]}
+    made |= {"encoder.layer.0.attention.masked_bias": torch.tensor(-1e4)}
+    source = pretrained.load(changed(lambda w: {k: v.to(halves) for k, v in w.items()} | made))
+    assert source.dtype == torch.float64
+
+
+def test_a_bias_that_the_configuration_has_forgotten_is_not_left_out(tmp_path):
+    from transformers import LlamaConfig, LlamaModel
+
+    sizes = {"vocab_size": 50, "hidden_size": 16, "intermediate_size": 24}
+    sizes |= {"num_hidden_layers": 2, "num_attention_heads": 4}
+    LlamaModel(LlamaConfig(**sizes, attention_bias=True)).save_pretrained(tmp_path)
+    assert pretrained.load(tmp_path).n_layers == 2
+    file = tmp_path / "config.json"
+    settings = json.loads(file.read_text())
+    file.write_text(json.dumps({k: v for k, v in settings.items() if k != "attention_bias"}))
+    with pytest.raises(ValueError, match=r"left out: layers\.0\.self_attn\.k_proj\.bias"):
+        pretrained.load(tmp_path)
+
+
+def test_code_that_a_checkpoint_names_is_not_run_and_that_is_said(changed):
+    named = {"AutoConfig": "own.Config", "AutoModel": "own.Model"}
+    with pytest.warns(UserWarning, match=r"code of its own \(own\.Model\), which is not run"):
+        pretrained.load(changed(config=lambda c: c | {"auto_map": named}))
+
+
+def test_weights_of_a_compression_are_refused(changed):
+    with pytest.raises(ValueError, match="got those of a compression_config"):
+        pretrained.load(changed(config=lambda c: c | {"compression_config": {"format": "int"}}))
+
+
+def test_layers_that_share_their_weights_may_be_many(tmp_path):
+    from transformers import AlbertConfig, AlbertModel
+
+    sizes = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 16}
+    config = AlbertConfig(**sizes, embedding_size=8, vocab_size=50, num_hidden_layers=30)
+    AlbertModel(config).save_pretrained(tmp_path)
+    assert pretrained.load(tmp_path).n_layers == 30
+
+
+def test_a_configuration_that_wants_tuples_is_run_all_the_same(changed):
+    source = pretrained.load(changed(config=lambda c: c | {"return_dict": False}))
+    assert source.embeddings([1, 2, 3]).n_particles == 3
+
+
+def test_the_fingerprint_tells_models_apart_and_nothing_else(whole, changed):
     same = pretrained.load(whole).fingerprint
     assert len(same) == len("sha256 ") + 64
-    assert pretrained.load(whole, causal=True).fingerprint == same
+    assert pretrained.load(whole, causal=True).fingerprint != same
+    assert (
+        pretrained.load(changed(config=lambda c: c | {"layer_norm_eps": 0.5})).fingerprint != same
+    )
     other = changed(lambda w: w | {KEY: 3 * w[KEY]})
     assert pretrained.load(other).fingerprint != same
     swapped = changed(

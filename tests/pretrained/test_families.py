@@ -10,6 +10,7 @@ import torch
 
 from meanfield import ParticleMeasure, pretrained
 from meanfield.maps import linearize
+from meanfield.measures import split, stack
 from meanfield.pretrained.registry import FAMILIES, family_of
 from meanfield.pretrained.verification import InFloat64
 
@@ -83,6 +84,32 @@ def test_attention_is_read_of_mixtures_of_experts_and_their_blocks_are_not(sourc
     assert "block" not in ds
     with pytest.raises(ValueError, match="choose experts"):
         source.block(0, length=N)
+
+
+def test_beside_a_sink_every_token_counts_as_much():
+    source = small("gpt_oss")
+    F, X = source.attention(0, length=4), torch.randn(4, source.dim, dtype=torch.float64)
+    even = ParticleMeasure.from_sequence(X)
+    halves, moved = split(even), even.replace(X + 1e-3)
+    assert close(F(halves).points[::2], F(even).points, 1e-12) and F(moved).points.isfinite().all()
+    for weights in ([0.3, 0.0, 0.3, 0.4], [0.3, 0.2, 0.25, 0.25], [1 / 3, 0.0, 1 / 3, 1 / 3]):
+        uneven = ParticleMeasure(X, weights=weights, positions=even.positions)
+        with pytest.raises(ValueError, match=r"of equal weight, since .* at i = \d"):
+            F(uneven)
+        batch = stack([even, uneven])
+        with pytest.raises(ValueError, match="of equal weight"):
+            F(batch)
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2"])
+def test_cross_attention_is_not_left_out(name):
+    import transformers
+
+    family, small_config = FAMILIES[name], small(name).model.config.to_dict()
+    config = getattr(transformers, f"{family.stem}Config")(**small_config)
+    config.is_decoder = config.add_cross_attention = True
+    with pytest.raises(ValueError, match="without cross-attention"):
+        pretrained.read(getattr(transformers, f"{family.stem}Model")(config).double())
 
 
 def test_beside_a_sink_tokens_count_so_that_the_length_is_that_of_the_text():

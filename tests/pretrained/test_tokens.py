@@ -11,6 +11,7 @@ import torch
 from meanfield import ParticleMeasure, pretrained
 from meanfield.measures import split
 from meanfield.pretrained.verification import InFloat64
+from meanfield.sweeps import sweep
 
 pytest.importorskip("transformers")
 from transformers import BatchEncoding, BertTokenizer
@@ -38,6 +39,38 @@ def same(mu, nu):
     assert torch.equal(mu.points, nu.points)
     assert torch.equal(mu.positions, nu.positions)
     assert torch.equal(mu.log_weights, nu.log_weights)
+
+
+def _sums(source, text):
+    return {"sum": float(source.embeddings(text).points.sum())}
+
+
+def test_stores_tell_models_with_other_tokenizers_apart(tokenizer, tmp_path):
+    words = tmp_path / "vocab.txt"
+    words.write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *_WORDS[::-1]]))
+    model = small("bert").model
+    tokenizers = [tokenizer, BertTokenizer(str(words)), "words"]
+    first, *others = (pretrained.read(model, tokenizer=each) for each in tokenizers)
+    settings = {"store": tmp_path / "store", "progress": False}
+    ds = sweep(_sums, {"text": ["a cloud"]}, fixed={"source": first}, **settings)
+    tokenizer.save_pretrained(tmp_path / "saved")
+    again = pretrained.read(model, tokenizer=BertTokenizer.from_pretrained(tmp_path / "saved"))
+    assert sweep(_sums, {"text": ["a cloud"]}, fixed={"source": again}, **settings).equals(ds)
+    for other in others:
+        with pytest.raises(ValueError, match=r"another configuration \(fixed\.source"):
+            sweep(_sums, {"text": ["a cloud"]}, fixed={"source": other}, **settings)
+
+
+def test_what_is_no_tokenizer_is_refused():
+    for given in (5, "bert-base"):
+        with pytest.raises(TypeError, match="tokenizer: expected a tokenizer"):
+            pretrained.read(small("bert").model, tokenizer=given)
+
+
+@pytest.mark.parametrize("kinds", [[0, 0, 2], [-1, 0, 0]])
+def test_token_types_that_a_model_does_not_have_are_refused(sources, kinds):
+    with pytest.raises(ValueError, match=r"token_type_ids: expected numbers in 0\.\.1, got"):
+        sources["bert"].embeddings({"input_ids": [1, 2, 3], "token_type_ids": kinds})
 
 
 @pytest.mark.parametrize(
