@@ -14,7 +14,7 @@ from torch import Tensor
 
 from meanfield.attention import AttentionParameters, SelfAttention
 from meanfield.attention.kernels import Kernel, dot_product, rotary, window
-from meanfield.checks import as_float_tensor
+from meanfield.checks import as_float_tensor, count
 from meanfield.layers import MLP, Chain, LayerNorm, Residual, RMSNorm
 from meanfield.pretrained.family import Site
 from meanfield.pretrained.places import WholePlaces
@@ -170,9 +170,7 @@ def length_of(site: Site) -> int:
             f"{site.config.model_type} look at distances between positions, and those of a "
             "measure lie in [0, 1]: give length=n for the sequence whose tokens are at i/n"
         )
-    if int(site.length) != site.length or site.length < 1:
-        raise ValueError(f"length: expected a number of tokens ≥ 1, got {site.length}")
-    return int(site.length)
+    return count(site.length, "length")
 
 
 def rotary_kernel(

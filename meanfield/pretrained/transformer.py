@@ -363,6 +363,8 @@ class Transformer(Hinted):
         return [cloud if cloud.ndim == 3 else cloud[None] for cloud in clouds]
 
     def _check_layers(self, layers: Sequence[int]) -> list[int]:
+        if isinstance(layers, (int, str)):
+            raise TypeError(f"layers: expected numbers such as [0, 1], got {layers!r}")
         layers = [count(i, "layer", least=-(10**12)) for i in layers]
         if not layers or not all(0 <= i < self.n_layers for i in layers):
             raise IndexError(f"layer: expected one of 0..{self.n_layers - 1}, got {layers}")
