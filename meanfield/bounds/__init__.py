@@ -7,7 +7,7 @@ The statements, and in brackets whose they are:
 
 - `mean_field`: ‖V‖Λ(D(c), √(1+c²), c), W₂ on all measures of the ball, c = ‖A‖R² (this package)
 - `masked_mean_field`: masked, at most ‖V‖(√2(1+c)e^c + 2√((1+2c)(1+c)) + c) (this package)
-- `one_sided`: ‖V‖(½(D(c) + √(1+c²)) + c), the rate e^{ωt} of a flow (this package)
+- `one_sided`: ‖V‖(½(D(c) + √(1+c²)) + c), the rate e^{ωt} of a plain flow (this package)
 - `tokens`: ‖V‖Λ(min(√C_n, D(c)), √(1+c²), c), n tokens, about c√(n/2) (this package)
 - `two_dirac_lower`: √(t(1−t))(1+2(1−t)c)e^c is reached for V = I (this package)
 - `masked_two_dirac_lower`: p/(p−1) times that (this package)

@@ -31,8 +31,8 @@ def by_oscillation(
 ) -> Any:
     """‖V‖Λ(e^{ω/2}(1 + gR), 1 + gR, s): the W₂ constant of attention with the score ℓ on B_R.
 
-    With Λ of `mean_field`. Masked: as `masked_mean_field`, with M = 1+gR, D = e^{ω/2}M,
-    K = e^ω(1+2gR).
+    Where ℓ depends on the positions of x and y as well it is that of the conditional d₂. With Λ
+    of `mean_field`. Masked: as `masked_mean_field`, with M = 1+gR, D = e^{ω/2}M, K = e^ω(1+2gR).
 
     Args:
         norm_V: spectral norm ‖V‖.

@@ -159,7 +159,8 @@ class Statement:
 
     Attributes:
         words: name, side, of, assumption and source, as in `BoundRow`; {bias} in the source is
-            where a query bias is noted.
+            where a query bias is noted, {distance} W₂, or conditional d₂ of kernels that look at
+            positions: tokens that change places are apart by 0 in W₂, and their images are not.
         asks: the first that does not hold is the reason why there is no number.
         value: the number, computed where all hold.
         times_slope: whether the number is of attention alone, so that behind a norm it is
@@ -180,6 +181,8 @@ class Statement:
             asks, slope = (*asks, _SLOPED), question.slope
         reason = next((ask.otherwise for ask in asks if not ask.holds(question)), "")
         value = None if reason else float(slope * self.value(question))
+        by_place = question.layer.attention.kernel.needs_positions
+        of = of.format(distance="conditional d₂" if by_place else "W₂")
         source = source.format(bias=f"; query bias: {OURS}" * bool(question.layer.shift.any()))
         return BoundRow(name, value, side, of, assumption, source, reason)
 

@@ -34,7 +34,7 @@ from meanfield.bounds.theorems import proposition_3_4, theorem_3_5
 from meanfield.checks import as_floats
 
 _TOKENS, _MASKED_TOKENS = "Euclidean, n tokens", "Euclidean, n tokens, masked"
-_PLAIN, _CONDITIONAL = "W₂, all measures", "conditional d₂, masked"
+_PLAIN, _CONDITIONAL = "{distance}, all measures", "conditional d₂, masked"
 _HERE = "Euclidean, at the points"
 _LEMMA_3_8 = "[CAP24], Lemma 3.8{bias}"
 

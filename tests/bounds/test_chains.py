@@ -15,6 +15,7 @@ from meanfield.attention.kernels import alibi, cosine, dot_product, l2, qk_norm,
 from meanfield.bounds.scores import by_oscillation
 from meanfield.layers import MLP, Chain, LayerNorm, Residual, RMSNorm
 from meanfield.lipschitz import local_lipschitz
+from meanfield.transport import conditional_w2, w2
 from tests import oracles, strategies
 
 F64 = torch.float64
@@ -183,6 +184,20 @@ def test_bounded_scores_bound_every_constant(name, causal):
         )
         assert bool((features.q.norm(dim=-1).amax((0, 2)) <= sizes.query * 1.0001).all())
     assert 1e-3 < worst <= 1
+
+
+@pytest.mark.parametrize("kernel", [rotary(length=3.0), alibi([2.0])], ids=["rotary", "alibi"])
+def test_scores_that_look_at_positions_have_a_constant_in_the_conditional_distance_alone(kernel):
+    eye = torch.eye(2, dtype=F64)
+    F = SelfAttention(AttentionParameters.from_bilinear(eye, eye), kernel=kernel)
+    row = bounds.table(F, 1.0).row("bounded scores")
+    assert row.of == "conditional d₂, all measures"
+    mu = ParticleMeasure.from_sequence([[0.8, 0.0], [0.0, 0.8], [-0.8, 0.4]])
+    nu = mu.replace(mu.points[[1, 0, 2]])
+    assert float(w2(mu, nu)) == 0 and float(w2(F(mu), F(nu))) > 0.05
+    assert float(conditional_w2(F(mu), F(nu))) <= row.value * float(conditional_w2(mu, nu))
+    blind = SelfAttention(F.parameters, kernel=qk_norm(eps=0.01))
+    assert bounds.table(blind, 1.0).row("bounded scores").of == "W₂, all measures"
 
 
 def test_without_frequencies_rotary_scores_are_dot_products_of_a_known_oscillation():

@@ -19,7 +19,7 @@ from meanfield.bounds.diracs import two_dirac_entry
 from meanfield.bounds.layer import joined_heads
 from meanfield.bounds.rates import exponential_rate, mean_field_by_rate
 from meanfield.bounds.scores import by_oscillation
-from meanfield.lipschitz import local_lipschitz
+from meanfield.lipschitz import local_lipschitz, one_sided
 from meanfield.measures import ParticleMeasure
 from tests import oracles
 from tests.bounds import bounds_oracles
@@ -414,3 +414,27 @@ def test_the_entry_at_its_best_ratio_is_the_lower_bound_at_every_order(gamma, p)
     assert two_dirac_entry(gamma, 1.0, best, p=p) == pytest.approx(
         bounds.two_dirac_lower(gamma, 1.0, p=p), rel=1e-12
     )
+
+
+@pytest.mark.parametrize(
+    ("c", "logit", "reached"),
+    [(1, -2.0589, 2.15), (2, -4.6231, 7.51), (4, -8.9557, 84.9), (9, -19.0507, 25_453.6)],
+)
+def test_two_diracs_come_near_the_rate_of_a_flow(c, logit, reached):
+    F = SelfAttention(AttentionParameters.from_bilinear([[-float(c)]], [[-1.0]]))
+    logs = torch.tensor([logit, 0.0], dtype=F64).log_softmax(-1)
+    found = one_sided(F, ParticleMeasure([[1.0], [-1.0]], log_weights=logs)).value
+    assert reached <= float(found) <= bounds.one_sided(c, 1.0, 1.0)
+
+
+def test_the_rate_of_a_flow_is_that_of_plain_attention():
+    F = SelfAttention(AttentionParameters.from_bilinear([[0.0]], [[1.0]]), causal=True)
+    found = one_sided(F, ParticleMeasure.from_sequence(np.zeros((512, 1)))).value
+    assert 1.6 < float(found) < 2  # Hardy's inequality has the constant 2
+
+
+def test_how_much_larger_the_paper_s_bound_of_tokens_is():
+    c, n = np.meshgrid(np.geomspace(1e-4, 60, 60), [2, 3, 10, 100, 1000, 10**5])
+    paper = bounds.theorem_3_3(c, 1.0, 1.0, n)
+    assert 2.0 < (paper / bounds.tokens(c, 1.0, 1.0, n)).min() < 2.01
+    assert 1.81 < (paper / bounds.tokens(c, 1.0, 1.0, n, causal=True)).min() < 1.83
