@@ -509,7 +509,8 @@ def _check_multihead(module: Any) -> None:
             f"module: expected attention to the atoms of the cloud alone, got {which}=True, which "
             "adds an atom of weight 1/n"
         )
-    if module._forward_pre_hooks or module._forward_hooks:
+    parts = (module, module.out_proj)
+    if any(part._forward_pre_hooks or part._forward_hooks for part in parts):
         raise ValueError(
             "module: expected one without forward hooks, which may change its weights, its input "
             "or its output; remove them (pruned weights stay with "

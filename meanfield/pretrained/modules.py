@@ -107,6 +107,12 @@ def check_forward(module: Any, *kinds: Any) -> None:
             f"expected a {names}, got {type(module).__name__}, {what}; an adapter is merged into "
             "the weights first (peft: model.merge_and_unload())"
         )
+    if "weight" in vars(module):  # no parameter: it would be that of the last call
+        raise ValueError(
+            f"expected a {type(module).__name__} with a weight of its own, got one whose weight "
+            "is made before each call, as by pruning; torch.nn.utils.prune.remove(module, "
+            "'weight'), or remove_weight_norm(module), leaves it as it is"
+        )
 
 
 def layer_norm(module: Any) -> LayerNorm:

@@ -93,6 +93,19 @@ def test_a_module_with_hooks_is_refused_until_they_are_gone():
     assert AttentionParameters.from_module(module).query.equal(pruned.query)
 
 
+@pytest.mark.parametrize("name", ["linear1", "norm2", "self_attn.out_proj"])
+def test_a_weight_that_is_made_before_each_call_is_refused(name):
+    layer = randomised(nn.TransformerEncoderLayer(D, 3, 16))
+    part = layer.get_submodule(name)
+    prune.l1_unstructured(part, "weight", 0.5)
+    with pytest.raises(ValueError, match=r"made before each call|forward hooks"):
+        pretrained.read(layer)
+    prune.remove(part, "weight")
+    X = draw(N, D)
+    found = pretrained.read(layer).network()(ParticleMeasure.from_sequence(X)).points
+    assert torch.allclose(found, layer(X), atol=1e-12)
+
+
 def test_the_matrices_of_a_module_carry_its_gradients():
     module = randomised(nn.MultiheadAttention(D, 3))
     F = SelfAttention(AttentionParameters.from_module(module))
