@@ -32,14 +32,14 @@ _Piece = tuple[list[int], Batch]  # places of cases, and their values
 class Progress:
     """Counts finished cases, some of them found in a store, and shows how many there are."""
 
-    def __init__(self, total: int, *, done: int = 0, found: int = 0, visible: bool = True) -> None:
+    def __init__(self, total: int, *, found: int = 0, visible: bool = True) -> None:
         from tqdm import tqdm
 
-        self._total, self._n_before, self._counts = total, done, np.zeros(4, int)
+        self._total, self._n_before, self._counts = total, found, np.zeros(4, int)
         self._start = self._last_line = time.monotonic()
         # None: no bar unless standard error is a terminal, so that logs stay readable.
         disable = None if visible else True
-        self._bar: Any = tqdm(total=total, initial=done, unit="case", disable=disable)
+        self._bar: Any = tqdm(total=total, initial=found, unit="case", disable=disable)
         self._lines = visible and self._bar.disable
         if visible and found:
             self._bar.write(f"{found} of {total} cases found", file=sys.stderr)
@@ -186,24 +186,18 @@ def sweep(
         files = open_store(path, description, stored, accept_changed_code=accept_changed_code)
     table = _Table(plan, files)
     try:
+        units = plan.units(table.missing(retry_failed), batch_size, shard or (0, 1))
         for places, batch in first:
             table.keep(places, batch.columns)
         if stopped is not None:
             raise stopped
-        units = plan.units(table.missing(retry_failed), batch_size, shard or (0, 1))
         n_missing = sum(map(len, units))
-        total, tried = max(n_missing, len(plan.cases) // (shard[1] if shard else 1)), []
-        if first:
-            every = plan.units(np.ones(len(plan.cases), bool), batch_size, shard or (0, 1))
-            ours = {place for unit in every for place in unit}
-            total = len(ours)
-            tried = [batch.columns["status"] for at, batch in first if ours.issuperset(at)]
-        if retry_failed:  # those that failed are missing
-            tried = [status[status != FAILED] for status in tried]
-        found = total - n_missing - sum(map(len, tried))
-        with Progress(total, done=found, found=found, visible=progress) as bar:
-            for status in tried:
-                bar.advance(status)
+        total = max(n_missing, len(plan.cases) // (shard[1] if shard else 1))
+        with Progress(total, found=total - n_missing, visible=progress) as bar:
+            for unit, batch in first:
+                if unit in units:  # else that of another shard
+                    units.remove(unit)
+                    bar.advance(batch.columns["status"])
 
             def keep(places: list[int], batch: Batch) -> None:
                 table.keep(places, batch.columns)
