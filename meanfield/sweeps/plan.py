@@ -18,13 +18,13 @@ import copy
 import inspect
 import itertools
 import random
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
+import torch
 
 from meanfield.checks import describe, name_of
 from meanfield.results import Variable
@@ -323,10 +323,9 @@ def _copied(value: Any, memo: dict[int, Any]) -> Any:
 
 def _refuse_generators(fixed: Mapping[str, Any]) -> None:
     """Refuse streams of random numbers, which would be the same in each case, or in none."""
-    torch = sys.modules.get("torch")
-    kinds = (np.random.Generator, np.random.RandomState, random.Random)
+    kinds = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
     for name, value in fixed.items():
-        if isinstance(value, (*kinds, *([torch.Generator] if torch else []))):
+        if isinstance(value, kinds):
             raise TypeError(
                 f"fixed: expected no generator, got {name}={describe(value)}; name an argument of "
                 "the function `generator` or `seed`: each case gets its own"

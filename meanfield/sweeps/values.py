@@ -26,6 +26,7 @@ from types import (
 from typing import Any
 
 import numpy as np
+import torch
 
 from meanfield.checks import to_host
 from meanfield.results.atomic import digest
@@ -34,8 +35,7 @@ from meanfield.results.atomic import digest
 to_json = json.JSONEncoder(sort_keys=True, ensure_ascii=False, separators=(",", ":")).encode
 # What counts by its name; functions and classes of the sweep's module are looked through besides.
 NAMED = (FunctionType, BuiltinFunctionType, type, np.ufunc, functools._lru_cache_wrapper)
-_BY_TEXT = (complex, bytes, range, Fraction, PurePath, np.dtype)
-_TORCH_BY_TEXT = ("torch:dtype", "torch:device", "torch:Size")
+_BY_TEXT = (complex, bytes, range, Fraction, PurePath, np.dtype, torch.dtype, torch.device)
 # Where a model of transformers lies and what has written it; what `torch.compile` counts.
 _WITHOUT_EFFECT = {
     "name_or_path",
@@ -121,10 +121,10 @@ def _reads_as_number(text: str) -> bool:
 
 def _content(value: Any, name: str, named: list[Any]) -> dict[str, Any]:
     """What an object holds, besides its type."""
-    kind, torch = type(value), sys.modules.get("torch")
-    if isinstance(value, _BY_TEXT) or name_in_store(kind) in _TORCH_BY_TEXT:
+    kind = type(value)
+    if isinstance(value, _BY_TEXT):
         return {"text": repr(value)}
-    if isinstance(value, np.ndarray) or (torch and isinstance(value, torch.Tensor)):
+    if isinstance(value, (np.ndarray, torch.Tensor)):
         array, dtype = _numbers(value)
         if array.dtype.kind not in "biufc":
             raise TypeError(f"{name}: expected an array of numbers, got one of {dtype}")
@@ -132,7 +132,7 @@ def _content(value: Any, name: str, named: list[Any]) -> dict[str, Any]:
         about = {"shape": [*np.shape(value)], "dtype": str(dtype)}
         return {"array": hashlib.sha256(array.tobytes()).hexdigest(), **about, **mask}
     names = getattr(kind, "identified_by", None)
-    if names is None and torch and isinstance(value, torch.nn.Module):
+    if names is None and isinstance(value, torch.nn.Module):
         return _content_of_module(value, name, named)
     named.append(kind)
     if names is None and dataclasses.is_dataclass(value):
@@ -164,8 +164,6 @@ def _numbers(value: Any) -> tuple[np.ndarray, Any]:
     """The array of an array or a tensor, and its dtype; bytes where NumPy does not have that."""
     if isinstance(value, np.ndarray):
         return np.ascontiguousarray(value), value.dtype
-    import torch
-
     if value.is_floating_point() and value.dtype not in (torch.half, torch.float, torch.double):
         return to_host(value.contiguous().reshape(-1).view(torch.uint8)), value.dtype
     array = np.ascontiguousarray(to_host(value))
@@ -174,8 +172,6 @@ def _numbers(value: Any) -> tuple[np.ndarray, Any]:
 
 def _content_of_module(module: Any, name: str, named: list[Any]) -> dict[str, Any]:
     """Of it and of all modules in it the class, the attributes, the parameters and buffers."""
-    import torch
-
     if any(one is module for one in named):  # it holds itself
         return {}
     named.append(module)

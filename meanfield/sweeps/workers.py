@@ -16,7 +16,6 @@ import multiprocessing
 import os
 import pickle
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -25,6 +24,8 @@ from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from multiprocessing.connection import wait
 from typing import Any
+
+import torch
 
 from meanfield.sweeps.batches import Batch, run_batch
 from meanfield.sweeps.grid import Case
@@ -215,8 +216,7 @@ def _prepare(environment: dict[str, str]) -> None:
     # Ctrl-C reaches the whole process group; the parent lets the case under way finish.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ.update(environment | _ONE_THREAD)  # that of the fork server may be older
-    if "torch" in sys.modules:
-        sys.modules["torch"].set_num_threads(1)
+    torch.set_num_threads(1)
     parent = multiprocessing.parent_process()
     assert parent is not None
     threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
@@ -231,8 +231,7 @@ def _context() -> Any:
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    heavy = ["torch"] if "torch" in sys.modules else []
-    context.set_forkserver_preload([*heavy, __name__])
+    context.set_forkserver_preload([__name__])
     return context
 
 
