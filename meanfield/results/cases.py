@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import io
 import math
-import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -170,8 +169,11 @@ def unpack(file: Path, labels: Labels) -> tuple[dict[str, np.ndarray], str, list
 
 def _arrays(file: Path) -> dict[str, np.ndarray]:
     try:
-        with zipfile.ZipFile(io.BytesIO(read_regular(file))) as stored:
-            arrays = {m.filename.removesuffix(".npy"): _member(stored, m) for m in stored.filelist}
+        with np.load(io.BytesIO(read_regular(file)), allow_pickle=False) as stored:
+            # Of a compressed member a few bytes may become more than fits into memory.
+            if any(member.compress_type for member in stored.zip.filelist):
+                raise ValueError("it is compressed")
+            arrays = dict(stored)
         whole = str(arrays.pop(DIGEST)) == digest_of(arrays)
     except FileNotFoundError:
         raise
@@ -180,14 +182,6 @@ def _arrays(file: Path) -> dict[str, np.ndarray]:
     if not whole:
         raise ValueError(f"{file}: its content is not what was written")
     return arrays
-
-
-def _member(stored: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
-    # Of a compressed one a few bytes may become more than fits into memory.
-    if member.compress_type != zipfile.ZIP_STORED:
-        raise ValueError(f"{member.filename} is compressed")
-    with stored.open(member) as file:
-        return np.lib.format.read_array(file, allow_pickle=False)
 
 
 def join(labels: Labels, tables: Sequence[Columns]) -> dict[str, np.ndarray]:
