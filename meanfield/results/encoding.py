@@ -11,6 +11,7 @@ import xarray as xr
 from meanfield.results.shapes import as_dataset
 
 STORED_AS = "stored_from"  # attribute: the type in memory, where that of the file differs
+TEXT = np.dtype("O", metadata={"element_type": str})  # by which xarray knows texts, if none too
 _MOST_BYTES = 2**31 - 4  # of a variable in netCDF 3
 
 
@@ -105,7 +106,7 @@ def _narrow(variable: xr.Variable, name: Any) -> xr.Variable:
     if values.dtype.kind in "OUT":
         if any("\0" in text for text in values.flat):
             raise ValueError(f"{name}: expected texts without NUL, which netCDF loses")
-        return empty_texts(xr.Variable(variable.dims, values.astype(object), attrs))
+        return xr.Variable(variable.dims, values.astype(TEXT), attrs)
     if values.dtype.kind in "fb" or values.dtype in (np.int8, np.int16, np.int32):
         return variable
     low, high = (int(values.min()), int(values.max())) if values.size else (0, 0)
@@ -117,15 +118,6 @@ def _narrow(variable: xr.Variable, name: Any) -> xr.Variable:
     else:
         values = values.astype(str).astype(object)
     return xr.Variable(variable.dims, values, attrs)
-
-
-def empty_texts(variable: xr.Variable) -> xr.Variable:
-    """The variable; texts without entries, which files keep as numbers, with a note of that."""
-    if variable.size or variable.dtype.kind not in "OUT":
-        return variable
-    return xr.Variable(
-        variable.dims, np.zeros(variable.shape), variable.attrs | {STORED_AS: "object"}
-    )
 
 
 def _width(variable: xr.Variable) -> int:

@@ -23,7 +23,7 @@ from meanfield.results.atomic import (
     whole,
     write_new,
 )
-from meanfield.results.encoding import STORED_AS, check_dataset, decode, empty_texts, netcdf
+from meanfield.results.encoding import STORED_AS, TEXT, check_dataset, decode, netcdf
 from meanfield.results.store import Store, is_store
 
 _CHUNK = 2**30  # bytes; Zstandard takes at most twice as many
@@ -193,7 +193,7 @@ def _zarr(ds: xr.Dataset) -> dict[str, Any]:
     from zarr.codecs import ZstdCodec
     from zarr.storage import MemoryStore
 
-    ds = ds.assign({n: empty_texts(v) for n, v in ds.variables.items() if not v.size})
+    ds = ds.assign({n: v.astype(TEXT) for n, v in ds.variables.items() if v.dtype.kind in "OUT"})
     # One chunk per variable: the number of files dominates the time.
     encoding: dict[str, dict[str, Any]] = {
         str(n): {"_FillValue": None, "compressors": ZstdCodec(level=0, checksum=True)}
