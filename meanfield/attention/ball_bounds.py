@@ -13,6 +13,9 @@ constants" of the documentation. Letters as there:
     own            half of how far scores of a row move apart
     mᵢ, |vⱼ − mᵢ|  mean of the values that row i sees; distances from it (`away`)
     T, S           the parts of the derivative by which atoms j and atom i itself move output i
+
+Weights, what they grow by, and squares of distances are kept as logarithms until they have been
+multiplied: a weight that underflows may be all of the attention elsewhere in the ball.
 """
 
 from __future__ import annotations
@@ -27,12 +30,12 @@ from meanfield.attention.input_bounds import (
     Frames,
     RowFrames,
     centred,
-    covariance,
     norm,
     row_blocks,
 )
 from meanfield.attention.kernels.kernel import Motion
 from meanfield.attention.weights import Block, Weights
+from meanfield.linalg.vectors import lengths
 from meanfield.maps import BallBounds
 
 _ROUNDS = 12  # of power iteration from above; each multiplies once by N and once by Nᵀ
@@ -91,9 +94,12 @@ class _Rows:
         log_p, gain = frames.log_p_and_gain(block)
         self.norm_V, self.eps = frames.norm_V[:, None], eps[..., None, None]
         self.p, self.seen = log_p.exp(), log_p > -math.inf
-        self.away = centred(self.p, frames.values[..., None, :, :]).norm(dim=-1)  # |vⱼ − mᵢ|
         vectors = frames.rows(block, self.p, gain)
-        self.pulled_away = centred(self.p, vectors.pulled).norm(dim=-1)  # |yᵢⱼ − ȳᵢ|
+        apart = [centred(self.p, x) for x in (frames.values[..., None, :, :], vectors.pulled)]
+        self.away, self.pulled_away = map(lengths, apart)  # |vⱼ − mᵢ|, |yᵢⱼ − ȳᵢ|
+        self.log_away, self.log_pulled_away = (
+            torch.where(self.seen, away.log(), -math.inf) for away in (self.away, self.pulled_away)
+        )
         own, self.turned_change, self.pulled_change = frames.changes(
             block, motion, vectors, self.eps, self.seen, self.pulled_away
         )
@@ -102,11 +108,10 @@ class _Rows:
             vectors.image is None or frames.bends is not None or bool(motion[1].bent.any())
         )
         self._factors(log_p, own, splitting)
-        self._spreads(frames, vectors)
+        self._spreads(log_p, *apart)
         self.log_averaging_change = self._log_averaging_change(frames, vectors)
-        values = frames.values[..., None, :, :]
-        at_input = _where_finite(norm, covariance(self.p, values, vectors.pulled))
-        self._turning(at_input)
+        covariance = (self.p[..., None] * apart[0]).mT @ apart[1]
+        self._turning(_where_finite(norm, covariance))
 
     def _factors(self, log_p: Tensor, own: Tensor, splitting: bool) -> None:
         """P̄ ≥ P' and χ ≥ |P'/P − 1| over the ball, where scores move by ±own but for a shift.
@@ -124,46 +129,47 @@ class _Rows:
             log_l = -torch.logaddexp(log_p, _log_of_others(log_p + own) + theta)
         log_h = torch.where(self.seen, log_h.clamp_min(0), 0.0)
         log_l = torch.where(self.seen, log_l.clamp_max(0), 0.0)
-        # In logarithms: a P that underflows counts once divided by the weight of a light atom.
         log_growth = log_p + log_h + (-torch.expm1(-log_h)).log()
         log_loss = log_p + (-torch.expm1(log_l)).log()
         log_change = torch.maximum(torch.minimum(log_growth, (1 - self.p).log()), log_loss)
-        log_most = (log_p + log_h).clamp_max(0)
-        self.most = log_most.exp()
-        self.change = torch.where(self.seen, log_change.exp(), 0.0)
-        self.log_densest, self.log_density_change = log_most, log_change
+        self.log_most = (log_p + log_h).clamp_max(0)
+        self.log_change = torch.where(self.seen, log_change, -math.inf)
+        self.log_densest, self.log_density_change = self.log_most, log_change
         if splitting:
             self.log_densest = log_p + log_h
             self.log_density_change = torch.maximum(log_growth, log_loss)
-        self.chi = torch.maximum(torch.expm1(log_h), -torch.expm1(log_l)).amax(-1)
+        log_grown = log_h + (-torch.expm1(-log_h)).log()  # log(h − 1)
+        self.log_chi = torch.maximum(log_grown, (-torch.expm1(log_l)).log()).amax(-1)
         self.log_h = log_h.amax(-1)
 
-    def _spreads(self, frames: Frames, vectors: RowFrames) -> None:
+    def _spreads(self, log_p: Tensor, apart: Tensor, pulled_apart: Tensor) -> None:
         """Standard deviations in the worst direction, at the input and over the ball."""
-        self.std, self.pulled_std = (
-            _where_finite(_top_eigenvalue, covariance(self.p, x, x)).sqrt()
-            for x in (frames.values[..., None, :, :], vectors.pulled)
+        self.log_std = _log_std(log_p + 2 * self.log_away, apart, self.away)
+        self.log_pulled_std = _log_std(
+            log_p + 2 * self.log_pulled_away, pulled_apart, self.pulled_away
         )
-        self.std_most = self._std_most(self.std, self.away) + self.norm_V * self.eps
-        self.pulled_most = self._std_most(self.pulled_std, self.pulled_away) + self.pulled_change
+        # Of v and y at the input under the weights in the ball, and of v′ and y′.
+        self.std = self._std_over_ball(self.log_std, self.log_away)
+        self.pulled_std = self._std_over_ball(self.log_pulled_std, self.log_pulled_away)
+        self.std_most = self.std + self.norm_V * self.eps
+        self.pulled_most = self.pulled_std + self.pulled_change
         longest = torch.where(self.seen, self.length, 0.0).amax(-1)
         spread = (longest + self.turned_change) * self.std_most
         # Where u depends on j, its mean product with v − m need not vanish.
         each = self.norm_V + spread if self.varies else torch.hypot(self.norm_V, spread)
         self.tau = each**2
-        self.shift = self._shift(self.std, self.away)
-        self.pulled_shift = self._shift(self.pulled_std, self.pulled_away)
+        self.shift = self._shift(self.log_std, self.log_away)
+        self.pulled_shift = self._shift(self.log_pulled_std, self.log_pulled_away)
 
-    def _std_most(self, std: Tensor, away: Tensor) -> Tensor:
-        farthest = torch.where(self.seen, away, 0.0).amax(-1)
-        by_mass = (self.most * away.square()).sum(-1).sqrt()
-        by_factor = torch.where(std > 0, (0.5 * self.log_h).exp() * std, 0.0)
-        return torch.minimum(torch.minimum(by_factor, by_mass), farthest)
+    def _std_over_ball(self, log_std: Tensor, log_away: Tensor) -> Tensor:
+        by_mass = 0.5 * (self.log_most + 2 * log_away).logsumexp(-1)
+        by_distance = torch.minimum(by_mass, log_away.amax(-1)).exp()
+        return torch.minimum(_product(0.5 * self.log_h, log_std), by_distance)
 
-    def _shift(self, std: Tensor, away: Tensor) -> Tensor:
+    def _shift(self, log_std: Tensor, log_away: Tensor) -> Tensor:
         """How far a mean moves at most as the weights change."""
-        by_factor = torch.where(std > 0, self.chi * std, 0.0)
-        return torch.minimum((self.change * away).sum(-1), by_factor)
+        by_change = (self.log_change + log_away).logsumexp(-1).exp()
+        return torch.minimum(by_change, _product(self.log_chi, log_std))
 
     def _log_averaging_change(self, frames: Frames, vectors: RowFrames) -> Tensor:
         """Logarithms of upper bounds of the norms of the blocks of T' − T."""
@@ -191,16 +197,17 @@ class _Rows:
 
     def _turning(self, at_input: Tensor) -> None:
         """Upper bounds of ‖S' − S‖ and ‖S'‖ of each row, and of its displacement."""
-        std, pulled = self.std, self.pulled_std
-        by_factor = torch.where(std * pulled > 0, self.chi * std * pulled, 0.0)
-        squares = [(self.change * away.square()).sum(-1) for away in (self.away, self.pulled_away)]
-        by_weights = torch.minimum(by_factor, (squares[0] * squares[1]).sqrt())
-        growth = torch.where(std + pulled > 0, (1 + self.chi).sqrt(), 1.0)
+        by_factor = _product(self.log_chi, self.log_std + self.log_pulled_std)
+        one, other = (
+            0.5 * (self.log_change + 2 * log_away).logsumexp(-1)
+            for log_away in (self.log_away, self.log_pulled_away)
+        )
+        by_weights = torch.minimum(by_factor, _product(one, other))
         self.turning_change = (
             by_weights
             + self.shift * self.pulled_shift
-            + growth * (self.pulled_change * std + self.norm_V * self.eps * pulled)
-            + self.pulled_change * self.norm_V * self.eps
+            + self.pulled_change * self.std
+            + self.norm_V * self.eps * (self.pulled_std + self.pulled_change)
         )
         self.turning = torch.fmin(self.std_most * self.pulled_most, at_input + self.turning_change)
         # A mean stays in the convex hull of the values that its row sees.
@@ -208,6 +215,11 @@ class _Rows:
         self.displacement = torch.fmin(
             self.eps * (self.tau.sqrt() + self.turning), farthest + self.norm_V * self.eps
         )
+
+
+def _product(log_factor: Tensor, log_size: Tensor) -> Tensor:
+    """The product, 0 where the size is 0, whatever the factor."""
+    return torch.where(log_size > -math.inf, (log_factor + log_size).exp(), 0.0)
 
 
 def _log_of_others(logs: Tensor) -> Tensor:
@@ -222,6 +234,23 @@ def _where_finite(size: Callable[[Tensor], Tensor], matrices: Tensor) -> Tensor:
     """Sizes of matrices, ∞ where entries leave the number range: nothing is known of them."""
     known = matrices.isfinite().all(-1).all(-1)
     return torch.where(known, size(matrices.where(known[..., None, None], 0.0)), math.inf)
+
+
+def _log_std(log_squares: Tensor, apart: Tensor, away: Tensor) -> Tensor:
+    """log λ, λ² the largest eigenvalue of Σⱼ Pⱼ zⱼzⱼᵀ.
+
+    From the directions of z, whose weights P|z|² are taken over the largest of their row.
+
+    Args:
+        log_squares: log P|z|².
+        apart: z.
+        away: |z|.
+    """
+    most = log_squares.amax(-1, keepdim=True)
+    shares = (log_squares - most.where(most > -math.inf, 0.0)).exp()
+    directions = apart / away.where(away > 0, 1.0)[..., None]
+    squares = (shares[..., None] * directions).mT @ directions
+    return 0.5 * (most[..., 0] + _where_finite(_top_eigenvalue, squares).log())
 
 
 def _top_eigenvalue(squares: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from meanfield.attention.kernels.kernel import Motion
 from meanfield.attention.weights import Block, Weights
-from meanfield.linalg.vectors import units
+from meanfield.linalg.vectors import lengths, units
 
 _CHUNK_ENTRIES = 2**22  # of one array (*batch, H, rows, n, k) at a time
 
@@ -168,7 +168,7 @@ class Frames:
         """The vectors of these rows; p and the gain E are ``(*batch, H, rows, n)``."""
         q, k = self.weights.features.q[..., block.rows, :], self.weights.features.k
         turned = torch.einsum("...hra,...hnak->...hrnk", q, self.key_slopes)
-        raw_turned = (turned @ self.to_keys.mT[:, None]).norm(dim=-1)
+        raw_turned = lengths(turned @ self.to_keys.mT[:, None])
         image = None
         if gain is None and turned.shape[-2] == 1:
             key = self.weights.parameters.per_head(self.weights.parameters.key)
@@ -180,13 +180,12 @@ class Frames:
         slopes = slopes if slopes.shape[-3] == 1 else slopes[..., block.rows, :, :]
         pulled = k[..., None, :, :] @ (slopes @ self.to_queries.mT[:, None])
         # |kⱼ − k̄ᵢ| from differences, as expanding the square would cancel.
-        keys = torch.cdist(p @ k, k, compute_mode="donot_use_mm_for_euclid_dist")
+        keys = lengths(centred(p, k[..., None, :, :]))
         raw_pulled, scaled = None, raw_turned
         if gain is not None:
-            raw_pulled, keys = pulled.norm(dim=-1), k.norm(dim=-1)[..., None, :]
+            raw_pulled, keys = lengths(pulled), lengths(k)[..., None, :]
             pulled, scaled = gain[..., None] * pulled, gain * raw_turned
-        lengths = q.norm(dim=-1)
-        return RowFrames(scaled, image, pulled, raw_turned, raw_pulled, keys, lengths)
+        return RowFrames(scaled, image, pulled, raw_turned, raw_pulled, keys, lengths(q))
 
     def changes(
         self,
@@ -251,17 +250,6 @@ class Frames:
     @property
     def _sunk(self) -> bool:
         return self.weights.rows.sink is not None
-
-
-def covariance(p: Tensor, one: Tensor, other: Tensor) -> Tensor:
-    """Σⱼ Pᵢⱼ (xᵢⱼ − x̄ᵢ)(yᵢⱼ − ȳᵢ)ᵀ of each row, ``(*batch, H, rows, x, y)``; absent rows give 0.
-
-    Args:
-        p: P, ``(*batch, H, rows, n)``.
-        one: x, ``(*batch, H, rows or 1, n, x)``.
-        other: y, likewise.
-    """
-    return (p[..., None] * centred(p, one)).mT @ centred(p, other)
 
 
 def centred(p: Tensor, x: Tensor) -> Tensor:

@@ -22,6 +22,7 @@ from meanfield.attention.ball_bounds import norm_from_above
 from meanfield.attention.input_bounds import Frames, norm, row_blocks
 from meanfield.attention.kernels.kernel import Motion
 from meanfield.attention.weights import Block, Weights
+from meanfield.linalg.vectors import lengths
 from meanfield.maps import BallBounds
 
 
@@ -87,12 +88,12 @@ class _Rows:
         bent = torch.fmin(bent, most)
         steepest = torch.fmin((slope + bent).clamp_max(0.25), most)
         values, step = frames.values[..., None, :, :], (frames.norm_V[:, None] * eps)[..., None]
-        size, norm_V = values.norm(dim=-1), frames.norm_V[:, None, None]
+        size, norm_V = lengths(values), frames.norm_V[:, None, None]
         turned, log_mass = vectors.turned, frames.weights.log_weights[..., None, None, :]
-        mass = log_mass.exp()
 
-        def mean(densities: Tensor) -> Tensor:  # of an absent atom 0 · ∞ is 0, of others NaN
-            return torch.where(log_mass > -math.inf, mass * densities, 0.0).sum(-1)
+        def mean(densities: Tensor) -> Tensor:  # of an absent atom 0 · ∞ is 0
+            shares = (log_mass + densities.log()).exp()
+            return torch.where(log_mass > -math.inf, shares, 0.0).sum(-1)
 
         self.change = (
             moved * norm_V
@@ -102,7 +103,7 @@ class _Rows:
         self.upper = most * norm_V + steepest * (size + step) * (turned + u_change)
         by_query = bent * size * pulled + steepest * (step * (pulled + y_change) + size * y_change)
         self.turning_change = mean(by_query)
-        at_input = norm((slope * mass)[..., None, :] * values.mT @ vectors.pulled)
+        at_input = norm((slope * log_mass.exp())[..., None, :] * values.mT @ vectors.pulled)
         largest = mean(steepest * (size + step) * (pulled + y_change))
         self.turning = torch.fmin(largest, at_input + self.turning_change)
         self.displacement = mean(moved * size + most * step)

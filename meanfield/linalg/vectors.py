@@ -30,16 +30,26 @@ def lengths(vectors: Tensor) -> Tensor:
     if not is_host(vectors.device):  # scaled without a look
         return normalised(vectors)[1]
     length = lengths_in_range(vectors)
-    return length if are_in_range(length) else normalised(vectors)[1]
+    if are_in_range(length):
+        return length
+    least, most = _range(length.dtype)
+    scaled = ~((least < length) & (length < most))  # these alone, such as vectors that are 0
+    return length.masked_scatter(scaled, normalised(vectors[scaled])[1])
 
 
 def are_in_range(length: Tensor) -> bool:
     """Whether the squares of all these lengths keep their digits; of NaN they do not."""
     if length.numel() == 0:
         return True
-    kind = torch.finfo(length.dtype)
-    least, most = torch.stack(length.aminmax()).tolist()
-    return kind.tiny**0.5 / kind.eps < least and most < kind.max**0.5
+    least, most = _range(length.dtype)
+    shortest, longest = torch.stack(length.aminmax()).tolist()
+    return least < shortest and longest < most
+
+
+def _range(dtype: torch.dtype) -> tuple[float, float]:
+    """Between these the squares of lengths keep their digits."""
+    kind = torch.finfo(dtype)
+    return kind.tiny**0.5 / kind.eps, kind.max**0.5
 
 
 def normalised(vectors: Tensor) -> tuple[Tensor, Tensor]:

@@ -112,17 +112,18 @@ def ball_bounds(
                 N[i, j] += math.sqrt(weights[i] / weights[j]) * (
                     shifted[j] * block + densest[i, j] * (moved + away[j] * norm_A * eps)
                 )
+            grown = [
+                min(math.sqrt(max(h)) * sd, math.sqrt(most @ d**2), max(d[seen]))
+                for sd, d in ((std, away), (pulled_std, pulled))
+            ]
             s_h = (
                 min(chi * std * pulled_std, math.sqrt((change @ away**2) * (change @ pulled**2)))
                 + shift * pulled_shift
-                + eps * math.sqrt(1 + chi) * (norm_A * std + norm_V * pulled_std)
+                + eps * (norm_A * grown[0] + norm_V * grown[1])
                 + norm_A * norm_V * eps**2
             )
             s[i] += s_h
-            over = [
-                min(math.sqrt(max(h)) * sd, math.sqrt(most @ d**2), max(d[seen])) + size * eps
-                for sd, d, size in ((std, away, norm_V), (pulled_std, pulled, norm_A))
-            ]
+            over = [sd + size * eps for sd, size in zip(grown, (norm_V, norm_A), strict=True)]
             tau[i] = norm_V**2 + (length + norm_A * eps) ** 2 * over[0] ** 2
             each = min(over[0] * over[1], two_norm(covariance(p, v, y)) + s_h)
             turning[i] += each

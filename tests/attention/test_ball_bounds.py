@@ -507,13 +507,50 @@ def test_bounds_are_linear_in_the_values_whatever_their_size(name, size):
             torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-14 * size)
 
 
-def test_points_whose_squares_leave_the_number_range_have_bounds_of_infinity():
+@pytest.mark.parametrize("unit", [2.0**530, 2.0**-530])
+def test_points_whose_squares_leave_the_number_range_have_the_bounds_of_another_unit(unit):
     """An eigenvalue solver raised."""
     eye = torch.eye(3, dtype=F64)
-    points = 1e160 * torch.randn(5, 3, dtype=F64, generator=torch.Generator().manual_seed(1))
-    F = SelfAttention(AttentionParameters(eye, eye, eye), kernel=kernels.qk_norm())
-    mu = ParticleMeasure(points)
-    assert float(F.ball_bounds(mu, 1e-3).upper) == math.inf > float(local_lipschitz(F, mu).value)
+    points = torch.randn(5, 3, dtype=F64, generator=torch.Generator().manual_seed(1))
+    F = SelfAttention(AttentionParameters(eye, eye, eye), kernel=kernels.qk_norm(eps=0.0))
+    near, far = (F.ball_bounds(ParticleMeasure(u * points), 0.1 * u) for u in (1.0, unit))
+    torch.testing.assert_close(far.change, near.change)
+    torch.testing.assert_close(far.upper, near.upper)
+    torch.testing.assert_close(far.displacement, unit * near.displacement)
+
+
+@pytest.mark.parametrize("unit", [1.0, 2.0**-450])
+@pytest.mark.parametrize("kernel", [kernels.dot_product, kernels.l2])
+@pytest.mark.parametrize("splitting", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+def test_a_weight_that_underflows_may_be_all_of_the_attention_in_the_ball(
+    dtype, splitting, kernel, unit
+):
+    """The first token sees one of two alone, and beyond a place nearby the other alone."""
+    unit = unit if dtype == F64 else unit ** (1 / 9)
+    kind = torch.finfo(dtype)
+    gap = -1.05 * math.log(kind.smallest_normal * kind.eps)
+    if kernel is kernels.l2:  # −size²(x + y)²
+        turn, points, size, place = -1.0, [[1.0], [-3.03]], (gap / 0.12) ** 0.5, 1.01
+    else:
+        turn, points, size, place = 1.0, [[0.01], [-1.0]], (gap / 0.01) ** 0.5, 0.0
+    one, eps = torch.ones(1, 1, dtype=dtype), 0.0102
+    par = AttentionParameters(size / unit * one, turn * size / unit * one, one, scale=1.0)
+    F = SelfAttention(par, kernel=kernel)
+    mu = ParticleMeasure(unit * torch.tensor(points, dtype=dtype))
+    assert 0 in F.weights(mu).log_p(EVERY)[0, 0].exp()
+    found = F.ball_bounds(mu, eps * unit, splitting=splitting)
+    moved = mu.points.repeat(81, 1, 1)
+    moved[:, 0, 0] = unit * (place + torch.linspace(-1e-4, 1e-4, 81, dtype=dtype))
+    assert float((moved - mu.points).abs().max()) <= eps * unit
+    batch = ParticleMeasure(moved)
+    constants = local_lipschitz(F, batch, strict=False)
+    largest = float((constants.value if splitting else constants.particle).max())
+    assert 0.1 * size**2 < largest <= float(found.upper)
+    length = (F(batch).points - F(mu).points)[..., 0].abs().amax(0)
+    assert (length <= found.displacement * (1 + 1e-5)).all()
+    if not splitting:
+        assert float(found.upper) < 100 * largest
 
 
 @pytest.mark.parametrize("kernel", [kernels.cosine(3.0), kernels.qk_norm(eps=0.0)])

@@ -122,5 +122,20 @@ def test_a_mass_that_underflows_is_no_absent_atom_in_a_ball_of_sigmoids():
     logs = torch.tensor([0.0, -800.0], dtype=F64).log_softmax(-1)
     mu = ParticleMeasure([[1.0, 0.0], [1e200, 0.0]], log_weights=logs)
     assert float(ball_upper(F, mu, 0.1)) == math.inf
-    moved = F.ball_bounds(mu, torch.full((2,), 0.1, dtype=F64)).displacement
-    assert moved.tolist() == [math.inf, math.inf]
+    # The first token comes to see the other's 1e305, with a weight of e^−750, by half more.
+    mu = ParticleMeasure([[0.0, 1.0], [1e305, 0.0]], log_weights=logs + torch.tensor([0.0, 50.0]))
+    least = 0.49 * math.exp(-750 + 305 * math.log(10))
+    moved = F.ball_bounds(mu, torch.tensor([1e-27, 0.0], dtype=F64)).displacement
+    assert least <= float(moved[0]) < 10 * least
+
+
+@pytest.mark.parametrize(("dtype", "size"), [(F32, 1.06e4), (F32, 1e5), (F64, 7.5e4), (F64, 1e6)])
+def test_no_class_is_certified_where_attention_may_turn_to_a_token_that_has_none(dtype, size):
+    one = torch.ones(1, 1, dtype=dtype)
+    F = SelfAttention(AttentionParameters.from_bilinear(size * one, one))
+    bias = torch.tensor([1.0, 0.0], dtype=dtype)
+    readout = Readout(torch.tensor([[1.0], [-1.0]], dtype=dtype), bias, token=0)
+    mu = ParticleMeasure(torch.tensor([[0.01], [-1.0]], dtype=dtype))
+    other = mu.replace(torch.tensor([[-0.001], [-1.0]], dtype=dtype))
+    assert int(readout(F(mu)).argmax()) == 0 < int(readout(F(other)).argmax())
+    assert 0.001 < float(certified_radius(F, readout, mu)) < 0.011
