@@ -125,7 +125,8 @@ def local_upper(F: Any, mu: Any) -> Any:
     attention under a softmax or another normalisation of rows, with any kernel here, alone or in
     a block with normalisations, residual and feed-forward layer; several such blocks multiply.
     See `meanfield.linalg.Certified` for its settings. For uniform weights it bounds the Euclidean
-    constant ‖Df(X)‖ too.
+    constant ‖Df(X)‖ too. No gradient is recorded: as a penalty take
+    `meanfield.lipschitz.local_lipschitz`.
 
     Args:
         F: a map of measures that declares one (`meanfield.Map.local_upper`), as `SelfAttention`

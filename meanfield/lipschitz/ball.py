@@ -14,6 +14,7 @@ from meanfield.measures import MeasureMap, ParticleMeasure, check_measure
 
 
 @with_hints
+@torch.no_grad()
 @without_autocast
 def ball_upper(
     F: MeasureMap,
@@ -32,7 +33,8 @@ def ball_upper(
     constants multiply, and the end-to-end constant changes by what each derivative can. Radii
     grow quickly with depth: the bound is ∞ where it overflows, or where a normalisation may meet
     a token without spread. Not in the papers; the proof is on the page "Sharp constants" of the
-    documentation. Accounts for weights that underflow, not for rounding (about n · eps).
+    documentation. Accounts for weights that underflow, not for rounding (about n · eps). No
+    gradient is recorded: as a penalty take `local_lipschitz`, at points of the ball if need be.
 
     It bounds ratios of W₂ wherever the straight path between two measures stays in the ball: for
     tokens that move by ε at most, if the way they are labelled is the best coupling.

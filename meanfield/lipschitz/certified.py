@@ -131,6 +131,7 @@ class CertifiedRadius(Answer, noun="certified_radius", title="Certified radius")
 
 
 @with_hints
+@torch.no_grad()
 @without_autocast
 def certified_radius(
     network: MeasureMap,
@@ -158,7 +159,8 @@ def certified_radius(
 
     If tokens are patches of an image, cut without overlap, L2 of the tokens is that of the
     pixels. If the first map is x ↦ Wx + b, a radius in front of it is in units of x. Rounding of
-    scores (about n · eps of their size) is not accounted for.
+    scores (about n · eps of their size) is not accounted for. No gradient is recorded: to train
+    for a radius, take margins and `local_lipschitz`.
 
     Args:
         network: a map that declares bounds in a ball.
@@ -193,10 +195,9 @@ def certified_radius(
     far = 1e6 * (1 + torch.linalg.vector_norm(mu.points, dim=(-2, -1)))
     top = first.minimum(far) * (1 - 2 * _ROUNDING)
     shares = torch.logspace(math.log10(_SPAN), 0, _RADII, dtype=mu.dtype, device=mu.device)
-    with torch.no_grad():
-        radii = top * shares.reshape(-1, *(1,) * top.ndim)
-        stages = Intervals.of(F.stages, mu, solver)
-        found = _within(F, readout, mu, at, stages, radii).amax(0)
+    radii = top * shares.reshape(-1, *(1,) * top.ndim)
+    stages = Intervals.of(F.stages, mu, solver)
+    found = _within(F, readout, mu, at, stages, radii).amax(0)
     return CertifiedRadius(
         value=torch.where(at.margins.amin(-1) > 0, found, 0.0),
         label=at.label,

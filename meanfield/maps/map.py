@@ -162,9 +162,13 @@ class Map(NoArithmetic, Hinted, ABC):
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         # What a map says of itself is about the numbers that come in, whatever autocast makes.
-        for name in ("linearisation", "largest_logits", "local_upper", "ball_bounds"):
+        for name in ("linearisation", "largest_logits"):
             if name in vars(cls):
                 setattr(cls, name, without_autocast(vars(cls)[name]))
+        # Bounds are the least of several, of which some have no gradient: that of a part is none.
+        for name in ("local_upper", "ball_bounds"):
+            if name in vars(cls):
+                setattr(cls, name, torch.no_grad()(without_autocast(vars(cls)[name])))
 
     @property
     def stages(self) -> tuple[Map, ...]:
@@ -192,12 +196,13 @@ class Map(NoArithmetic, Hinted, ABC):
         """Whether the image of μ has a gradient in something of F, such as its parameters."""
         return self(mu).points.requires_grad
 
+    @torch.no_grad()
     @without_autocast
     def local_upper(self, mu: ParticleMeasure) -> Tensor:
         """A certain upper bound of the local Wasserstein constant at μ, ``(*batch,)``.
 
         From the blocks of the linearisation, if F's has them, see `meanfield.linalg.Certified`; a
-        small map is factored.
+        small map is factored. No gradient is recorded, in a subclass neither.
 
         Raises:
             NotImplementedError: F has no such blocks and declares no other bound.
@@ -217,6 +222,7 @@ class Map(NoArithmetic, Hinted, ABC):
         """Bounds that hold as atom i moves by at most radii[..., i], at fixed positions sᵢ.
 
         A subclass may leave `constant` at ∞: `maps.ball_bounds` fills it in from `local_upper`.
+        No gradient is recorded.
 
         Args:
             mu: μ.
@@ -269,6 +275,7 @@ def as_map(F: MeasureMap, name: str = "F") -> Map:
     return _Function(F)
 
 
+@torch.no_grad()
 def ball_bounds(
     F: MeasureMap, mu: ParticleMeasure, radii: Tensor | float, *, splitting: bool = True
 ) -> BallBounds:
@@ -386,6 +393,7 @@ def certain_norm(at: Linearisation) -> Tensor | None:
     return torch.maximum(whole, certain_block_upper(at.field))
 
 
+@torch.no_grad()
 def constant_upper(F: MeasureMap, mu: ParticleMeasure) -> Tensor:
     """The least certain bound of the local Wasserstein constant at μ that is known, ``(*batch,)``.
 

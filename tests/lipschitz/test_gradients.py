@@ -9,10 +9,11 @@ from dataclasses import replace
 import pytest
 import torch
 
+from meanfield import bounds
 from meanfield.attention import AttentionParameters, SelfAttention, kernels, normalizations
 from meanfield.layers import MLP, Chain, LayerNorm, Pointwise, Residual
 from meanfield.linalg import Lanczos
-from meanfield.lipschitz import local_lipschitz
+from meanfield.lipschitz import Readout, ball_upper, certified_radius, local_lipschitz
 from meanfield.lipschitz.differentiable import _check_simple
 from meanfield.maps import Linearisation, Map, linearize
 from meanfield.measures import ParticleMeasure, pushforward
@@ -336,3 +337,42 @@ def test_a_map_that_is_not_declared_to_move_atoms_alone_has_the_same_gradient():
     assert len(found[0]) == 3
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("name", MAPS)
+def test_a_certified_bound_has_no_gradient_rather_than_that_of_a_part(name):
+    w, readout = matrices(), Readout(torch.eye(D, dtype=F64))
+
+    def certified(asks):
+        parts = {key: value.clone().requires_grad_(asks) for key, value in w.items()}
+        F = MAPS[name](parts)
+        mu = measure(draw(N, D).requires_grad_(asks), draw(N).requires_grad_(asks))
+        with contextlib.suppress(NotImplementedError):
+            yield F.local_upper(mu)
+        yield bounds.local_upper(F, mu)
+        with contextlib.suppress(NotImplementedError):
+            yield from F.ball_bounds(mu, 0.01)
+            yield ball_upper(F, mu, 0.01)
+            yield ball_upper(F, mu, 0.01, solver=Lanczos())
+            found = certified_radius(F, readout, mu)
+            yield from (found.value, found.margin, found.first_order)
+
+    plain = list(certified(asks=False))
+    for found, value in zip(certified(asks=True), plain, strict=True):
+        assert not found.requires_grad
+        torch.testing.assert_close(found, value)
+
+
+def test_a_bound_that_a_stranger_declares_has_no_gradient():
+    class Scaled(Map):
+        def __init__(self, factor):
+            self.factor = factor
+
+        def __call__(self, mu):
+            return mu.replace(self.factor * mu.points)
+
+        def local_upper(self, mu):
+            return self.factor.abs().expand(mu.batch_shape)
+
+    F = Scaled(torch.tensor(2.0, dtype=F64, requires_grad=True))
+    assert not F.local_upper(ParticleMeasure(draw(N, D))).requires_grad
