@@ -17,7 +17,7 @@ from meanfield.checks import (
     without_autocast,
 )
 from meanfield.habits import with_hints
-from meanfield.linalg.vectors import power_of_two
+from meanfield.linalg.vectors import lengths, power_of_two
 from meanfield.lipschitz.remainders import Side, Tokens, bounded, bounded_by_steps
 from meanfield.measures import log_sums
 from meanfield.results.answers import Answer, labelled
@@ -141,10 +141,13 @@ def _of_head(
     queries: Tensor, atoms: list[Tensor], scale: float, epsilon: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Bound, gap and slope, (m,), of keys, values, log-weights of both, and steps if known."""
-    keys, values, logs, other_logs, *steps = atoms
-    unit = power_of_two(values.abs().amax())  # so that squares of values are in range
-    values, tokens = values / unit, Tokens(scale * keys, values / unit)
-    scores = queries @ tokens.keys.mT
+    present = (atoms[2] > -math.inf) | (atoms[3] > -math.inf)
+    keys, values, logs, other_logs, *steps = (t[present] for t in atoms)
+    keys = scale * keys
+    scores = queries @ keys.mT
+    # In these units squares of keys and of values are in range.
+    key_unit, unit = (power_of_two(t.abs().amax()) for t in (keys, values))
+    tokens, radius = Tokens(keys / key_unit, values / unit), epsilon * float(key_unit)
     log_z = (scores + logs).logsumexp(-1, keepdim=True)
     other_z = (scores + other_logs).logsumexp(-1, keepdim=True)
     if not bool(torch.isfinite(log_z).all() & torch.isfinite(other_z).all()):
@@ -154,28 +157,33 @@ def _of_head(
         )
     side = Side.of(tokens, scores + logs - log_z)
     if steps:
-        reach = torch.linalg.vector_norm(queries, dim=-1, keepdim=True) + epsilon
-        eta = steps[1] / unit
-        value = bounded_by_steps(tokens, side, scale * reach * steps[0], eta, epsilon)
+        tau = (lengths(queries) + epsilon)[:, None] * (scale * steps[0])
+        value, hull = bounded_by_steps(tokens, side, tau, steps[1] / unit, radius)
+        same = not any(bool(step.any()) for step in steps)
         gap = slope = torch.full_like(value, math.nan)
     else:
         # w = e^{score} (a − a')/Z, a and a' the weights in the two caches.
-        apart = logs - other_logs
-        apart = torch.where(logs == other_logs, 0.0, apart)
-        log_change = torch.maximum(logs, other_logs) + (-torch.expm1(-apart.abs())).log()
+        ratio = torch.where(logs == other_logs, 0.0, logs - other_logs)
+        log_change = torch.maximum(logs, other_logs) + (-torch.expm1(-ratio.abs())).log()
+        same = not bool(ratio.any())
         other = Side.of(tokens, scores + other_logs - other_z)
-        value, gap, slope = bounded(
-            tokens, side, other, apart.sign(), scores - log_z + log_change, epsilon
+        value, hull, gap, slope = bounded(
+            tokens, side, other, ratio.sign(), scores - log_z + log_change, radius
         )
     n, k = keys.shape
-    length = torch.linalg.vector_norm(queries, dim=-1) + epsilon
-    largest = length * torch.linalg.vector_norm(tokens.keys, dim=-1).amax()
+    largest = (lengths(queries) + epsilon) * lengths(keys).amax()
     counts = torch.cat([logs, other_logs])
     counts = torch.where(counts > -math.inf, counts.abs(), 0.0).amax()
-    rounded = _ROUNDINGS * torch.finfo(values.dtype).eps * (n + k * largest + counts)
-    room = rounded * torch.linalg.vector_norm(values, dim=-1).amax()
-    value = torch.where(value > 0, (1 + rounded) * value + room, 0.0)
-    return unit * value, unit * gap, unit * slope
+    roundings = _ROUNDINGS * torch.finfo(values.dtype).eps
+    farthest = lengths(tokens.values).amax()
+
+    def above(bound: Tensor, terms: Tensor | int) -> Tensor:
+        return (1 + roundings * terms) * bound + roundings * terms * farthest
+
+    rounded = torch.fmin(above(value, n + k * largest + counts), above(hull, n))
+    # Of the same tokens with the same weights the outputs are one function.
+    value = torch.zeros_like(rounded) if same else rounded
+    return unit * value, unit * gap, unit * key_unit * slope
 
 
 # --- arguments ---

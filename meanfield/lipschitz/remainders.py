@@ -30,6 +30,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from meanfield.linalg.vectors import lengths, power_of_two
+
 # Operations up to which second order is exact, for each query.
 _EXACT = 2**27
 # Tokens up to which all pairs of values are compared; of more, their distances from a mean.
@@ -39,7 +41,7 @@ _LEAST = 1e-100
 
 
 class Tokens(NamedTuple):
-    """The tokens of one cache or of two, as a head sees them.
+    """The tokens of one cache or of two, as a head sees them, in units in which both are about 1.
 
     Attributes:
         keys: times the scale, ``(N, k)``.
@@ -76,7 +78,7 @@ class Side(NamedTuple):
 
     def reach(self, epsilon: float) -> Tensor:
         """The largest |tⱼ| in the ball, ``(m, N)``."""
-        return epsilon * torch.linalg.vector_norm(self.gradients, dim=-1)
+        return epsilon * lengths(self.gradients)
 
     def curvature(self, log_factors: Tensor, epsilon: float, order: int = 2) -> Tensor:
         """An upper bound of Σⱼ cⱼ|φ(tⱼ)| over the ball, from log cⱼ; ``(m,)``, ∞ if unknown.
@@ -101,7 +103,9 @@ class Side(NamedTuple):
         for w, v, g in zip(signed, vectors, self.gradients, strict=True):
             squares = (g[:, :, None] * g[:, None, :]).flatten(-2)
             unfolded = (w[:, None] * v).mT @ squares
-            found.append(_top(unfolded @ unfolded.mT).sqrt())
+            unit = power_of_two(unfolded.abs().amax())  # so that its squares are in range
+            unfolded = unfolded / unit
+            found.append(unit * _top(unfolded @ unfolded.mT).sqrt())
         return 0.5 * epsilon * epsilon * torch.stack(found)
 
 
@@ -120,8 +124,8 @@ def _log_excess(r: Tensor, order: int) -> Tensor:
 
 def bounded(
     tokens: Tokens, one: Side, other: Side, signs: Tensor, log_sizes: Tensor, epsilon: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The bound, the gap at the query and the norm of the change of the derivative, ``(m,)``.
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The bound, one at any query, the gap here, and how the derivative changes, ``(m,)``.
 
     Args:
         tokens: of both caches.
@@ -131,15 +135,14 @@ def bounded(
         log_sizes: log |w|, ``(m, N)``.
         epsilon: ε.
     """
-    gap = torch.linalg.vector_norm(one.mean - other.mean, dim=-1)
+    gap = lengths(one.mean - other.mean)
     slope = torch.linalg.matrix_norm(one.derivative - other.derivative, 2)
-    if epsilon == 0:
-        return gap, gap, slope
-    rest = _remainder(tokens, one, other, signs, log_sizes, epsilon)
-    hull = _hull(tokens.values, one.log_p > -math.inf, other.log_p > -math.inf)
-    value = torch.fmin(gap + epsilon * slope + rest, hull)
-    # The same tokens with the same weights: the outputs are one function.
-    return torch.where((log_sizes == -math.inf).all(-1), 0.0, value), gap, slope
+    rest = 0.0
+    if epsilon:
+        rest = epsilon * slope + _remainder(tokens, one, other, signs, log_sizes, epsilon)
+    seen = one.log_p > -math.inf, other.log_p > -math.inf
+    hull = _hull(tokens.values, *seen, pairs=epsilon > 0)
+    return gap + rest, hull, gap, slope
 
 
 def _remainder(
@@ -148,14 +151,14 @@ def _remainder(
     """What first order leaves out, ``(m,)``."""
     signed = signs * log_sizes.exp()
     apart = tokens.values - other.mean[:, None]  # vⱼ − m', (m, N, v)
-    away = torch.linalg.vector_norm(apart, dim=-1)
+    away = lengths(apart)
     farther = log_sizes + away.log()
     # Of Σ w e^t (v − m'), its second order exactly or not, and of Σ w e^t.
     exact = one.quadratic(signed, apart, epsilon) + one.curvature(farther, epsilon, order=3)
     bent = torch.minimum(exact, one.curvature(farther, epsilon))
     bent_total = one.curvature(log_sizes, epsilon)
     most, beyond = moved(other, away, epsilon)
-    tilted = torch.linalg.vector_norm((signed[..., None] * one.gradients).sum(-2), dim=-1)
+    tilted = lengths((signed[..., None] * one.gradients).sum(-2))
     # (o'(x) − m') Σ w e^t, less its first order Σ w · Do' δ.
     return bent + signed.sum(-1).abs() * beyond + most * (epsilon * tilted + bent_total)
 
@@ -176,10 +179,10 @@ def moved(side: Side, away: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
     return torch.minimum(slope + bent, farthest), torch.minimum(beyond, farthest + slope)
 
 
-def _hull(values: Tensor, one_seen: Tensor, other_seen: Tensor) -> Tensor:
+def _hull(values: Tensor, one_seen: Tensor, other_seen: Tensor, *, pairs: bool) -> Tensor:
     """max |vⱼ − v_l| over the tokens j of one cache and l of the other, ``(m,)``, or above it."""
-    if len(values) > _PAIRS:
-        length = torch.linalg.vector_norm(values - values.mean(0), dim=-1)
+    if not pairs or len(values) > _PAIRS:
+        length = lengths(values - values.mean(0))
         parts = [torch.where(seen, length, 0.0).amax(-1) for seen in (one_seen, other_seen)]
         return parts[0] + parts[1]
     apart = torch.cdist(values, values, compute_mode="donot_use_mm_for_euclid_dist")
@@ -191,8 +194,8 @@ def _hull(values: Tensor, one_seen: Tensor, other_seen: Tensor) -> Tensor:
 
 def bounded_by_steps(
     tokens: Tokens, side: Side, tau: Tensor, eta: Tensor, epsilon: float
-) -> Tensor:
-    """What another cache may change whose scores and values are so near, ``(m,)``.
+) -> tuple[Tensor, Tensor]:
+    """What another cache may change whose scores and values are so near, here and at any query.
 
     Args:
         tokens: of the cache that is known.
@@ -201,7 +204,7 @@ def bounded_by_steps(
         eta: η, ``(N,)``, of the values.
         epsilon: ε.
     """
-    away = torch.linalg.vector_norm(tokens.values - side.mean[:, None], dim=-1)
+    away = lengths(tokens.values - side.mean[:, None])
     farthest = torch.where(side.log_p > -math.inf, away, 0.0).amax(-1)
     bent = moved(side, away, epsilon)[0] if epsilon else torch.zeros_like(farthest)
     # P̂ in the ball is at most e^r times that at q, and Σ P̂ e^u at least e^{−Σ P̂ τ} (Jensen).
@@ -210,4 +213,4 @@ def bounded_by_steps(
     largest = torch.where(side.log_p > -math.inf, tau, 0.0).amax(-1)
     least = torch.fmin((within.exp() * tau).sum(-1), largest)
     hull = 2 * farthest + torch.where(side.log_p > -math.inf, eta, 0.0).amax(-1)
-    return torch.fmin(turned.sum(-1) * least.exp(), hull)
+    return turned.sum(-1) * least.exp(), hull

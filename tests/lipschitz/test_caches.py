@@ -247,9 +247,12 @@ def test_what_the_exponential_is_above_its_polynomial_is_not_taken_too_small(ord
 
 
 def test_the_rounding_of_scores_at_the_edge_of_the_ball_is_counted():
-    cache = torch.tensor([[1.0], [-1.0]])
-    found = cache_error([[0.0]], (cache, cache), (cache[:1], cache[:1]), epsilon=1e9)
-    assert 2 * (1 + 1e-7) < float(found.value) < 2 * (1 + 1e-5)
+    keys, values = torch.ones(2, 1), torch.tensor([[1.0], [-1.0]])
+    found = cache_error([[0.0]], (keys, values), (keys[:1], values[:1]), epsilon=1e9)
+    assert 1 + 1e-7 < float(found.value) < 1 + 1e-5
+    # Whatever they are, outputs stay in the hulls of the values.
+    found = cache_error([[0.0]], (values, values), (values[:1], values[:1]), epsilon=1e9)
+    assert 2 <= float(found.value) < 2 * (1 + 1e-12)
 
 
 @pytest.mark.parametrize("epsilon", [0.0, 0.1, 1.0])

@@ -98,6 +98,30 @@ def test_the_error_of_a_cache_does_not_depend_on_the_unit_of_the_values(c):
     assert float(far.value) >= 3.0  # the hulls: from 1 to 4
 
 
+@pytest.mark.parametrize("c", [1e-78, 1e-82, 1e-165, 1e-250, 1e155, 1e250])
+@pytest.mark.parametrize("shared", [0.0, 1.0])
+def test_the_error_of_a_cache_does_not_depend_on_the_unit_of_the_keys(c, shared):
+    """Two tokens that two of another cache stand for; a coordinate is the same in all keys."""
+    keys = c * torch.tensor([[-1.0, 0.0], [1.0, 0.0], [0.0, 0.0]], dtype=F64)
+    keys[:, 1] = c * shared
+    values = torch.tensor([[1.0], [1.0], [0.0]], dtype=F64)
+    new = (keys[[2, 2, 2]], values)
+    found = cache_error([[0.0, 0.0]], (keys, values), new, epsilon=0.01 / c, scale=1.0)
+    truth = 2 * math.cosh(0.01) / (2 * math.cosh(0.01) + 1) - 2 / 3
+    assert truth <= float(found.value) < 1.02 * truth
+    for scale in (1.0, c):  # queries in the other unit, or keys that are small by the scale
+        shift = torch.tensor([[0.3 / c, 0.0]], dtype=F64)
+        pair = (keys * (scale / c), values), (new[0] * (scale / c), values)
+        far = [
+            cache_error(shift * (c / scale), *pair, epsilon=e * 0.01 / scale, scale=1.0)
+            for e in (1.0, 1e50)
+        ]
+        assert float(far[0].gap) <= float(far[0].value) < 1.1 * float(far[0].gap)
+        assert 1.0 <= float(far[1].value) < 1 + 1e-12  # the hulls
+        steps = cache_error(shift * (c / scale), None, pair[0], within=(0.1 * scale, 0.1))
+        assert 0.1 < float(steps.value) < 0.3
+
+
 @pytest.mark.parametrize(("dtype", "far"), [(F64, 1e80), (F64, 1e150), (F32, 1e12), (F32, 1e18)])
 @pytest.mark.parametrize("kernel", [kernels.l2, kernels.dot_product])
 def test_where_an_absent_atom_is_has_no_part_in_a_ball_of_sigmoids(dtype, far, kernel):
