@@ -10,6 +10,7 @@ from torch import Tensor
 from meanfield.checks import number, without_autocast
 from meanfield.habits import with_hints
 from meanfield.linalg import Dense
+from meanfield.linalg.vectors import lengths, normalised
 from meanfield.lipschitz.local import local_lipschitz
 from meanfield.maps import linearize
 from meanfield.measures import MeasureMap, ParticleMeasure, check_single
@@ -103,16 +104,12 @@ def _largest_sum(blocks: Tensor) -> Tensor:
 
     Σ_l |B_l e| = max over unit vectors g_l of ⟨Σ_l B_lᵀg_l, e⟩: fix one, then the other.
     """
-    least = torch.finfo(blocks.dtype).tiny
     e = torch.eye(blocks.shape[-1], dtype=blocks.dtype, device=blocks.device)
-    e = e.expand(len(blocks), -1, -1).mT  # (K, b, starts)
+    e = e.expand(len(blocks), -1, -1)  # (K, starts, b)
     for _ in range(_ROUNDS):
-        image = torch.einsum("klab,kbs->klas", blocks, e)
-        g = image / torch.linalg.vector_norm(image, dim=2, keepdim=True).clamp_min(least)
-        e = torch.einsum("klab,klas->kbs", blocks, g)
-        e = e / torch.linalg.vector_norm(e, dim=1, keepdim=True).clamp_min(least)
-    image = torch.einsum("klab,kbs->klas", blocks, e)
-    return torch.linalg.vector_norm(image, dim=2).sum(1).amax()
+        g = normalised(torch.einsum("klab,ksb->klsa", blocks, e))[0]
+        e = normalised(torch.einsum("klab,klsa->ksb", blocks, g))[0]
+    return lengths(torch.einsum("klab,ksb->klsa", blocks, e)).sum(1).amax()
 
 
 class InfinityNorm(Answer, noun="infinity_norm", title="∞-norm of the Jacobian"):

@@ -186,3 +186,24 @@ def test_blocks_of_0_have_no_part_in_single_precision_either(p):
         for dtype in (torch.float32, torch.float64)
     )
     assert float(single.lower) == pytest.approx(float(double.lower), rel=1e-4)
+
+
+@pytest.mark.parametrize("p", [1, math.inf])
+@pytest.mark.parametrize("power", [-290, -160, 155, 160, 290])
+def test_the_ends_are_linear_in_the_values_whatever_their_size(p, power):
+    par = AttentionParameters.random(3, n_heads=3, generator=0)
+    logs = 3 * torch.randn(6, dtype=F64, generator=torch.Generator().manual_seed(1))
+    points = torch.randn(6, 3, dtype=F64, generator=torch.Generator().manual_seed(0))
+    mu = ParticleMeasure(points, log_weights=logs.log_softmax(-1))
+    near, far = (
+        local_order(
+            SelfAttention(AttentionParameters(par.query, par.key, c * par.value, par.output)),
+            mu,
+            p=p,
+        )
+        for c in (1.0, 10.0**power)
+    )
+    assert 0 < float(near.lower) < 0.999 * float(near.upper)
+    for end in ("lower", "upper"):
+        expected = float(getattr(near, end))
+        assert float(getattr(far, end)) / 10.0**power == pytest.approx(expected, rel=1e-9)
