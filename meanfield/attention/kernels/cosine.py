@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any, final
 
@@ -72,16 +73,15 @@ class NormalisedFeatures(FeatureTransform):
 
     def turn(self, at: At, features: Features) -> Features:
         """Unit vectors times the gains."""
-        q = features.q / self._inner_scale(at.parameters)
         q_gain, k_gain = self._gains(at.parameters)
         return features._replace(
-            q=q_gain * q * self._inverse_length(q),
+            q=q_gain * features.q * self._inverse_length(features.q),
             k=k_gain * features.k * self._inverse_length(features.k),
         )
 
     def feature_sizes(self, parameters: AttentionParameters, radius: float) -> FeatureSizes | None:
         """|q| ≤ max|g|, times √k for root mean squares; slopes by 1/√eps, None at eps = 0."""
-        inner = self.inner.feature_sizes(parameters, radius)
+        inner = self.inner.feature_sizes(self._inside(parameters), radius)
         if inner is None or self.eps == 0:
             return None
         length = parameters.query.shape[-2] ** 0.5 if self.rms else 1.0
@@ -91,57 +91,83 @@ class NormalisedFeatures(FeatureTransform):
             found.append(each.amax((-2, -1)) if each.ndim == 3 else each.amax())
         q_gain, k_gain = found
         scale = parameters.scale.abs()
-        before = scale if self.inner.is_scaled else 1.0
         return FeatureSizes(
             (q_gain * length).expand_as(scale),
             (k_gain * length).expand_as(scale),
-            q_gain * inner.query_slope / before / self.eps**0.5,
+            q_gain * inner.query_slope / self.eps**0.5,
             k_gain * inner.key_slope / self.eps**0.5,
             inner.bias,
         )
 
     def turn_push(self, at: At, features: Features, tangents: Features) -> Features:
         """The part of each tangent across its vector, over the length."""
-        scale = self._inner_scale(at.parameters)
         q_gain, k_gain = self._gains(at.parameters)
         return tangents._replace(
-            q=q_gain * self._across(features.q / scale, tangents.q / scale),
+            q=q_gain * self._across(features.q, tangents.q),
             k=k_gain * self._across(features.k, tangents.k),
         )
 
     def turn_pull(self, at: At, features: Features, cotangents: Features) -> Features:
         """Its transpose: the projection is symmetric."""
-        scale = self._inner_scale(at.parameters)
         q_gain, k_gain = self._gains(at.parameters)
         return cotangents._replace(
-            q=self._across(features.q / scale, q_gain * cotangents.q) / scale,
+            q=self._across(features.q, q_gain * cotangents.q),
             k=self._across(features.k, k_gain * cotangents.k),
         )
+
+    def push(self, at: At, displacement: Tensor) -> Features:
+        """The chain rule."""
+        inside = self.inner.push(self._at_inside(at), displacement)
+        return self.turn_push(at, self._inner_features(at), inside)
+
+    def pull(self, at: At, cotangents: Features) -> Tensor:
+        """The chain rule, backwards."""
+        inside = self.turn_pull(at, self._inner_features(at), cotangents)
+        return self.inner.pull(self._at_inside(at), inside)
+
+    def feature_slopes(self, at: At) -> tuple[Tensor, Tensor] | None:
+        """Those at scale 1, over the scale where that is no factor; None if it is nearly 0."""
+        if not self.inner.is_scaled:
+            return super().feature_slopes(at)
+        found, scale = super().feature_slopes(self._at_inside(at)), at.parameters.scale
+        if found is None or self.rms:
+            return found
+        kind = torch.finfo(scale.dtype)
+        if bool((scale.abs() < kind.tiny / kind.eps).any()):  # times it matrices lose digits
+            return None
+        return found[0], found[1] / scale[:, None, None, None]
 
     @property
     def is_scaled(self) -> bool:  # type: ignore[override]
         """Not if lengths are Euclidean: the temperature stands for the layer's scale."""
         return self.rms
 
-    def _inner_scale(self, parameters: AttentionParameters) -> Tensor | float:
-        """What the inner queries are divided by, so that eps is added to lengths without it."""
-        return parameters.scale[:, None, None] if self.inner.is_scaled else 1.0
+    def _inside(self, parameters: AttentionParameters) -> AttentionParameters:
+        """With scale 1 if that is a factor of the inner queries: lengths are without it."""
+        if not self.inner.is_scaled:
+            return parameters
+        other = copy(parameters)
+        vars(other)["scale"] = torch.ones_like(parameters.scale)
+        return other
+
+    def _at_inside(self, at: At) -> At:
+        return at._replace(parameters=self._inside(at.parameters))
+
+    def _inner_features(self, at: At) -> Features:
+        return super()._inner_features(self._at_inside(at))
 
     def motion(self, at: At, radius: Tensor) -> tuple[Motion, Motion] | None:
         """From the least length in the ball, as for `meanfield.layers.RMSNorm`."""
-        inner = self.inner.motion(at, radius)
+        inner = self.inner.motion(self._at_inside(at), radius)
         if inner is None or self.inner.activation is not None:
             return None
         f, gains = self._inner_features(at), self._gains(at.parameters)
-        scales = self._inner_scale(at.parameters), 1.0
-        sides = zip((f.q, f.k), inner, scales, gains, strict=True)
+        sides = zip((f.q, f.k), inner, gains, strict=True)
         q, k = (self._moved(*side) for side in sides)
         return q, k
 
-    def _moved(self, vectors: Tensor, before: Motion, scale: Tensor | float, gain: Any) -> Motion:
-        """The motion of g ∘ z/σ(z), z the vectors over their scale."""
-        z = vectors / scale
-        unit = scale[..., 0].abs() if isinstance(scale, Tensor) else scale
+    def _moved(self, z: Tensor, before: Motion, gain: Any) -> Motion:
+        """The motion of g ∘ z/σ(z)."""
         root = math.sqrt(z.shape[-1]) if self.rms else 1.0
         largest = torch.as_tensor(gain, dtype=z.dtype, device=z.device).abs()
         largest = largest.amax((-2, -1))[..., None] if largest.ndim > 1 else largest.max()
@@ -149,10 +175,10 @@ class NormalisedFeatures(FeatureTransform):
         length = 1 / self._inverse_length(z)[..., 0]
         if not self.eps:  # there the direction jumps, and what comes of it is ∞ or no number
             length = torch.where((z == 0).all(-1), 0.0, length)
-        step, slope = (t / (unit * root) for t in (before.moved, before.steepest))
+        step, slope = (t / root for t in (before.moved, before.steepest))
         least, bent = normalised_in_ball(length, step, self.eps)
         steepest = peak * slope / least
-        turned = peak * slope * bent + peak * before.bent / (unit * root) / least
+        turned = peak * slope * bent + peak * before.bent / root / least
         moved = (peak * step / least).minimum(2 * peak)
         return Motion(torch.where(step > 0, moved, 0.0), steepest, turned)
 
