@@ -88,8 +88,8 @@ with figures.style():
 # %%
 # Where there is none
 # -------------------
-# A largest singular value that is double has no derivative, and the backward pass says so. Of the
-# mean all singular values that are not 0 are 1:
+# Where the largest singular value is double there is in general no derivative, and the backward
+# pass says so. Of the mean all singular values that are not 0 are 1:
 mean = SelfAttention(
     AttentionParameters(torch.zeros_like(query), key.detach(), torch.eye(4).double())
 )

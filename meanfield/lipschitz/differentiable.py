@@ -3,7 +3,8 @@
 σ = ‖Jv‖ for the top right singular vector v, and its first variation is ⟨u, dJ v⟩ with u = Jv/σ:
 those of u and v contribute nothing, since σ is stationary in them. So the gradient of σ is that of
 ⟨u, Jv⟩ at fixed u and v, one derivative of F along v that is recorded. It exists where σ is a
-simple singular value of the linearisation.
+simple singular value of the linearisation. Where it is double, each top vector has a gradient of
+its own, and only if they agree is it that of σ: a linear layer does the same to all atoms.
 """
 
 from __future__ import annotations
@@ -214,8 +215,9 @@ def _check_simple(
         raise ValueError(
             "gradient of a local constant: expected a largest singular value that is simple, got "
             f"{_span(value[double])} with the next one at {_span(second[double])}: where it is "
-            "double the constant has no derivative; move the points a little, or, if the two "
-            "differ, ask for a smaller rtol"
+            "double the constant need not have a derivative; move the points a little, or, if the "
+            "two differ, ask for a smaller rtol; strict=False gives the gradient along one of the "
+            "worst directions, which is the gradient where all have the same, as in a linear layer"
         )
 
 

@@ -50,9 +50,10 @@ def local_lipschitz(
     Where the points, the log-weights or parameters of F ask for a gradient, `value` has one: the
     constant of a layer is a penalty like any other. It costs one more derivative of F, along the
     worst direction, and in the backward pass the second singular value, since a double one has no
-    derivative. The relative error of the gradient is about `residual` over the gap between the
-    two. With ``strict=False``, as in a training loop, the second singular value is not computed:
-    near a double one the result is a generalised gradient. Under ``torch.no_grad()`` nothing is
+    derivative in general. The relative error of the gradient is about `residual` over the gap
+    between the two. With ``strict=False``, as in a training loop, the second singular value is
+    not computed: near a double one the result is a generalised gradient, and that of ‖W‖ in a
+    linear layer x ↦ Wx, which does the same to all atoms. Under ``torch.no_grad()`` nothing is
     recorded.
 
     Args:

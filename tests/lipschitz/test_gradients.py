@@ -231,6 +231,25 @@ def test_a_double_singular_value_is_refused(solver):
     assert float(scale.grad) == pytest.approx(1)
 
 
+@pytest.mark.parametrize("name", ["pointwise", "residual", "function"])
+def test_the_norm_of_a_linear_layer_is_refused_with_the_way_that_gives_its_gradient(name):
+    W = draw(D, D).requires_grad_()
+    F = {
+        "pointwise": Pointwise(lambda z: z @ W.T),
+        "residual": Residual(Pointwise(lambda z: z @ W.T)),
+        "function": lambda mu: mu.replace(mu.points @ W),
+    }[name]
+    mu = ParticleMeasure(draw(N, D, seed=1))
+    with pytest.raises(ValueError, match="strict=False .* as in a linear layer"):
+        local_lipschitz(F, mu).value.backward()
+    value = local_lipschitz(F, mu, strict=False).value
+    (found,) = torch.autograd.grad(value, W)
+    matrix = W + torch.eye(D, dtype=F64) if name == "residual" else W
+    norm = torch.linalg.matrix_norm(matrix, 2)
+    torch.testing.assert_close(value, norm)
+    torch.testing.assert_close(found, torch.autograd.grad(norm, W)[0])
+
+
 def away_from_peers(mu):
     """sin x less half its mean over the atoms at the same position: twice as steep for parts."""
     same = (mu.positions[:, None] == mu.positions).to(mu.dtype) * mu.weights
