@@ -75,7 +75,7 @@ def invert(
     The proof assumes the constant. It is tested between iterates and against the norm of the
     Jacobian at the answer; if F is steeper, the constant is refuted and the error is infinite.
     Rounding of the sum y − x − s F(x) is counted; that of F itself is taken to be 8 eps of its
-    size.
+    size. No gradient is recorded.
 
     Args:
         G: a layer of `contractive`, or a `Chain` of such layers.

@@ -37,8 +37,8 @@ def one_sided(
 
     Found as λ_max + τ = ‖(J + Jᵀ)/2 + τI‖, less τ, with 1¼ times the local constant for τ, so that
     nothing cancels where J is near −cI: rtol and upper_rtol are relative to τ + ω, and so are
-    `residual` and `error`. With ``Certified()``
-    the upper end comes from the rows of J + τI, since ω ≤ ‖J + τI‖ − τ, and is certain.
+    `residual` and `error`. With ``Certified()`` the upper end comes from the rows of J + τI, since
+    ω ≤ ‖J + τI‖ − τ, and is certain. No gradient is recorded.
 
     Args:
         F: a map of measures, read as a velocity: in the dimension of its points.

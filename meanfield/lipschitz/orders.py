@@ -34,6 +34,7 @@ class OrderInterval(Answer, noun="constant", title="Local Lipschitz constant of 
 
 
 @with_hints
+@torch.no_grad()
 @without_autocast
 def local_order(F: MeasureMap, mu: ParticleMeasure, *, p: float) -> OrderInterval:
     """lim sup W_p(F(ν), F(μ)) / W_p(ν, μ) as mass moves by shrinking steps, for p = 1, 2, ∞.
@@ -47,7 +48,8 @@ def local_order(F: MeasureMap, mu: ParticleMeasure, *, p: float) -> OrderInterva
 
     The suprema over e are bracketed: `lower` by alternating maximisation from each coordinate,
     `upper` by the norms of the blocks; on the line they agree. For few atoms: the
-    matrices are stored. Not in the papers; derived here, tested numerically.
+    matrices are stored. No gradient is recorded; `local_lipschitz` has one. Not in the papers;
+    derived here, tested numerically.
 
     Args:
         F: a map of measures that keeps weights.
@@ -132,10 +134,11 @@ class InfinityNorm(Answer, noun="infinity_norm", title="∞-norm of the Jacobian
 
 
 @with_hints
+@torch.no_grad()
 def infinity_norm(F: MeasureMap, mu: ParticleMeasure) -> InfinityNorm:
     """‖J‖_∞ = max_{i,a} Σ_{j,b} |∂F(X)_{ia}/∂x_{jb}|, the norm of [KPM21].
 
-    For few tokens: the matrix is stored.
+    For few tokens: the matrix is stored. No gradient is recorded.
 
     Args:
         F: a map of measures.

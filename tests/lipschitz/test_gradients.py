@@ -13,7 +13,15 @@ from meanfield import bounds
 from meanfield.attention import AttentionParameters, SelfAttention, kernels, normalizations
 from meanfield.layers import MLP, Chain, LayerNorm, Pointwise, Residual
 from meanfield.linalg import Lanczos
-from meanfield.lipschitz import Readout, ball_upper, certified_radius, local_lipschitz
+from meanfield.lipschitz import (
+    Readout,
+    ball_upper,
+    certified_radius,
+    infinity_norm,
+    local_lipschitz,
+    local_order,
+    one_sided,
+)
 from meanfield.lipschitz.differentiable import _check_simple
 from meanfield.maps import Linearisation, Map, linearize
 from meanfield.measures import ParticleMeasure, pushforward
@@ -359,10 +367,10 @@ def test_a_map_that_is_not_declared_to_move_atoms_alone_has_the_same_gradient():
 
 
 @pytest.mark.parametrize("name", MAPS)
-def test_a_certified_bound_has_no_gradient_rather_than_that_of_a_part(name):
+def test_what_is_not_differentiable_has_no_gradient_rather_than_that_of_a_part(name):
     w, readout = matrices(), Readout(torch.eye(D, dtype=F64))
 
-    def certified(asks):
+    def numbers(asks):
         parts = {key: value.clone().requires_grad_(asks) for key, value in w.items()}
         F = MAPS[name](parts)
         mu = measure(draw(N, D).requires_grad_(asks), draw(N).requires_grad_(asks))
@@ -375,9 +383,14 @@ def test_a_certified_bound_has_no_gradient_rather_than_that_of_a_part(name):
             yield ball_upper(F, mu, 0.01, solver=Lanczos())
             found = certified_radius(F, readout, mu)
             yield from (found.value, found.margin, found.first_order)
+        for p in (1, 2, math.inf):
+            ends = local_order(F, mu, p=p)
+            yield from (ends.lower, ends.upper)
+        yield infinity_norm(F, mu).value
+        yield one_sided(F, mu).value
 
-    plain = list(certified(asks=False))
-    for found, value in zip(certified(asks=True), plain, strict=True):
+    plain = list(numbers(asks=False))
+    for found, value in zip(numbers(asks=True), plain, strict=True):
         assert not found.requires_grad
         torch.testing.assert_close(found, value)
 
