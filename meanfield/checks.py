@@ -418,7 +418,9 @@ def check_positioned(mu: Any, name: str = "mu", who: str = "") -> Tensor:
         why = f", which {who} looks at" if who else ""
         raise ValueError(
             f"{name}: expected a measure with positions{why}, got one without; give positions=, "
-            "or take ParticleMeasure.from_sequence(points), where token i of n is at i/n"
+            "or take ParticleMeasure.from_sequence(points), where token i of n is at i/n; of "
+            "functions that make the measure worst_case takes positioned=True for that, and "
+            "compare_lemma_3_2 conditional=True"
         )
     return mu.positions
 

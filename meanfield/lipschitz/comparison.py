@@ -140,7 +140,8 @@ def compare_lemma_3_2(
         steps: root-mean-square displacements over the radius max ‖xᵢ‖; along "splitting"
             displacements of the two halves.
         conditional: whether distances are conditional (tokens at positions i/n); by default
-            as F says (its ``causal``), and W₂ on R^d otherwise.
+            as F says (its ``causal``), and W₂ on R^d otherwise. Say True for other maps that look
+            at positions, as the rotary kernel does.
         generator: of the random direction, or its seed.
 
     Returns:

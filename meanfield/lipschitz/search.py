@@ -56,7 +56,8 @@ def worst_case(
         n_atoms: number of atoms n.
         dim: d; by default as F declares (its ``dim``).
         positioned: whether the atoms have positions i/n; by default for maps that declare
-            themselves causal (their ``causal``).
+            themselves causal (their ``causal``). Say True for others that look at positions, as
+            the rotary kernel does.
         starts: number of random starts, besides the structured ones.
         steps: steps of ascent.
         candidates: measures to start from as well; those with fewer than n atoms are padded,

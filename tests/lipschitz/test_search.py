@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 
 import pytest
 import torch
 
 from meanfield import bounds, sampling
-from meanfield.attention import AttentionParameters, SelfAttention
-from meanfield.lipschitz import local_lipschitz, worst_case
+from meanfield.attention import AttentionParameters, SelfAttention, kernels
+from meanfield.lipschitz import compare_lemma_3_2, local_lipschitz, worst_case
 from meanfield.measures import ParticleMeasure
 
 F64 = torch.float64
@@ -149,3 +150,27 @@ def test_parameters_that_record_gradients_are_searched_without_a_warning() -> No
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         worst_case(F, 1.0, n_atoms=2, starts=1, steps=2, generator=0)
+
+
+@pytest.mark.parametrize(
+    ("question", "asked", "argument"),
+    [
+        (
+            functools.partial(worst_case, radius=1.0, n_atoms=3, starts=2, steps=2),
+            "worst_case",
+            "positioned",
+        ),
+        (
+            lambda F, **how: compare_lemma_3_2(F, torch.eye(2).double(), **how),
+            "compare_lemma_3_2",
+            "conditional",
+        ),
+    ],
+)
+def test_a_kernel_that_looks_at_positions_asks_for_the_argument_that_gives_them(
+    question, asked, argument
+):
+    F = SelfAttention(AttentionParameters.random(2, generator=0), kernel=kernels.rotary())
+    with pytest.raises(ValueError, match=f"positions.*{asked} .*{argument}=True"):
+        question(F)
+    question(F, **{argument: True})
