@@ -121,7 +121,8 @@ def invert(
         steepness=torch.stack([each.steepness for each in answers]).amax(0),
     )
     if strict and not bool(answer.converged.all()):
-        raise ConvergenceError(_reason(answer, rtol))
+        growth = float(steeper.max()) if any(handed) else 1.0
+        raise ConvergenceError(_reason(answer, rtol, growth))
     return answer
 
 
@@ -213,13 +214,20 @@ class _Stage:
         return torch.where((run > 0) & ~(rise <= 0), rise / (self.map.constant * run), 0.0)
 
 
-def _reason(answer: Inversion, rtol: float) -> str:
+def _reason(answer: Inversion, rtol: float, growth: float) -> str:
     steep = float(answer.steepness.max())
     if steep > _REFUTED:
         return (
             f"invert: the constant of a layer is refuted, its map is {steep:.4g} times as steep; "
             "dot-product attention has no constant on R^d: give a bound that holds, or clip its "
             "tokens to a ball, with layers.Clip"
+        )
+    if not growth * torch.finfo(answer.error.dtype).eps < rtol:  # beyond what any step can mend
+        return (
+            f"invert: a certified error of {float(answer.error.max()):.2e}, asked for was a "
+            f"relative {rtol:.2e}: an error in the norm l2 counts {growth:.2e} times in the norm "
+            "max of a layer before, since the lightest atom may carry all of it; give all layers "
+            "of the chain one norm, or pass strict=False for the flagged answer"
         )
     return (
         f"invert: a certified error of {float(answer.error.max()):.2e} after {answer.n_steps} "

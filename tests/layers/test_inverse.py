@@ -280,6 +280,30 @@ def test_a_layer_into_another_dimension_has_no_inverse() -> None:
         invert(G, ParticleMeasure([[3.0], [4.0]]))
 
 
+def test_a_chain_of_two_norms_with_an_atom_too_light_is_told_to_take_one() -> None:
+    logs = torch.tensor([-900.0, 0.0], dtype=torch.float64).log_softmax(-1)
+    mu = ParticleMeasure([[1.0], [2.0]], log_weights=logs)
+
+    def chain(*kinds: str) -> Chain:
+        return Chain(
+            [contractive(Pointwise(torch.sin), 0.5, constant=1.0, norm=kind) for kind in kinds]
+        )
+
+    mixed = chain("max", "l2")
+    with pytest.raises(ConvergenceError, match="give all layers of the chain one norm"):
+        invert(mixed, mixed(mu))
+    for G in (chain("max", "max"), chain("l2", "l2")):
+        assert bool(invert(G, G(mu)).converged)
+    with pytest.raises(ConvergenceError, match="raise max_steps or rtol"):
+        invert(chain("l2", "l2"), chain("l2", "l2")(mu), max_steps=2)
+
+
+def test_a_preimage_has_no_gradient() -> None:
+    points = torch.tensor([[1.0], [2.0]], dtype=torch.float64, requires_grad=True)
+    answer = invert(contractive(Pointwise(torch.sin), 0.5, constant=1.0), ParticleMeasure(points))
+    assert not answer.measure.points.requires_grad and not answer.error.requires_grad
+
+
 @pytest.mark.parametrize("kinds", list(itertools.product(("max", "l2"), repeat=3)))
 def test_a_light_atom_does_not_keep_a_chain_of_two_norms_from_its_tolerance(kinds):
     light = torch.tensor([1e-8, 1 - 1e-8], dtype=torch.float64)
