@@ -159,7 +159,7 @@ def _of_head(
     if steps:
         tau = (lengths(queries) + epsilon)[:, None] * (scale * steps[0])
         value, hull = bounded_by_steps(tokens, side, tau, steps[1] / unit, radius)
-        same = not any(bool(step.any()) for step in steps)
+        same = not bool(torch.stack(steps).any())
         gap = slope = torch.full_like(value, math.nan)
     else:
         # w = e^{score} (a − a')/Z, a and a' the weights in the two caches.
