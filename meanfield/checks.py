@@ -435,6 +435,31 @@ def check_same_labels(reference: Any, reference_name: str, value: Any, name: str
         )
 
 
+def check_alongside(reference: Any, reference_name: str, value: Any, name: str) -> None:
+    """Refuse numbers of the atoms of a table whose rows or batches are others."""
+    check_same_labels(reference, reference_name, value, name)
+    check_same_axes(reference, reference_name, value, name)
+
+
+def check_same_axes(reference: Any, reference_name: str, value: Any, name: str) -> None:
+    """Refuse arrays of xarray that share axes of a batch in other places, or with other labels."""
+    ours, theirs = (
+        [str(d) for d in getattr(table, "dims", ()) if d not in ("particle", "feature")][::-1]
+        for table in (reference, value)
+    )
+    for dim in set(ours) & set(theirs):
+        labels = [table.indexes.get(dim) for table in (reference, value)]
+        sizes = {len(each) for each in labels if each is not None}
+        known = all(each is not None for each in labels)
+        other = known and len(sizes) == 1 and not labels[0].equals(labels[1])
+        if ours.index(dim) != theirs.index(dim) or other:
+            raise ValueError(
+                f"{name}: expected the axis {dim!r} of {reference_name} in the same place with "
+                "the same labels, got another; axes of a batch go by place, from the last one: "
+                "transpose and sort them alike, or take .to_numpy() of both"
+            )
+
+
 def _labels(table: Any, axis: str, mark: str, member: str) -> Any:
     """Those that a table of pandas with this mark, or an array of xarray, has along an axis."""
     if hasattr(table, mark):

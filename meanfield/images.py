@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from meanfield.checks import called, describe, name_of
+import torch
+from torch import Tensor
+
+from meanfield.checks import called, describe, is_traced, name_of
 from meanfield.habits import is_function
 from meanfield.measures import MeasureMap, ParticleMeasure
 
@@ -34,10 +37,46 @@ def image_of(F: MeasureMap, mu: ParticleMeasure, name: str = "F") -> ParticleMea
         TypeError: F does not take a measure, or does not return one.
     """
     check_map(F, name)
+    before = _version(mu.points)
     image = called(F, (mu,), f"{name}: expected a map that takes a ParticleMeasure", f"; {_HINT}")
     if not isinstance(image, ParticleMeasure):
         raise TypeError(
             f"{name}: expected a map that returns a ParticleMeasure, got {name_of(F)}, which "
             f"returned {describe(image)}; {_HINT}"
         )
+    if _version(mu.points) != before:
+        raise RuntimeError(
+            f"{name}: expected a map that leaves the points that it is given, got one that writes "
+            "into them, as relu_ or += do, so that they are others now; let it write into "
+            "mu.points.clone()"
+        )
     return image
+
+
+def kept_atoms(image: ParticleMeasure, mu: ParticleMeasure, name: str) -> ParticleMeasure:
+    """The image, if it has the atoms, the weights and the positions of μ.
+
+    Raises:
+        ValueError: it has others.
+    """
+    pairs = [(image.log_weights, mu.log_weights)]
+    if mu.positions is not None:
+        pairs.append((mu.positions if image.positions is None else image.positions, mu.positions))
+    lost = image.positions is None and mu.positions is not None
+    if lost or not all(one is other or _same(one, other) for one, other in pairs):
+        raise ValueError(
+            f"{name}: expected a map that keeps the atoms, their weights and positions, got "
+            "a measure with others; move points alone: mu.replace(points), or pushforward(T, mu)"
+        )
+    return image
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    if one.shape != other.shape or is_traced(one) or is_traced(other):
+        return one.shape == other.shape
+    room = 1e3 * torch.finfo(other.dtype).eps
+    return bool(torch.allclose(one, other, rtol=room, atol=room))
+
+
+def _version(points: Tensor) -> int:
+    return 0 if is_traced(points) or points.is_inference() else points._version

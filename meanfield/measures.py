@@ -15,10 +15,10 @@ from meanfield.checks import (
     as_bool,
     at_once,
     called,
+    check_alongside,
     check_move,
     check_positioned,
     check_same_kind,
-    check_same_labels,
     count,
     describe,
     is_traced,
@@ -94,7 +94,7 @@ class ParticleMeasure(NoNumber, Hinted):
             raise ValueError("expected weights or log_weights, got both; give one of them")
         given = {"weights": weights, "log_weights": log_weights, "positions": positions}
         for name, each in given.items():
-            check_same_labels(points, "points", each, name)
+            check_alongside(points, "points", each, name)
         points = as_points(points, "points")
         logs = logs_of(points, weights, log_weights)
         if positions is not None:
@@ -131,7 +131,7 @@ class ParticleMeasure(NoNumber, Hinted):
         if isinstance(value, ParticleMeasure):
             return check_measure(value, name)
         value, weights = value if is_pair else (value, weights)
-        check_same_labels(value, name, weights, f"weights of {name}")
+        check_alongside(value, name, weights, f"weights of {name}")
         points = as_points(value, name)
         logs = logs_of(points, weights, None, f"weights of {name}")
         return _measure(points.expand(*logs.shape, -1), logs, None)

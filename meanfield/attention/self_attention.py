@@ -15,7 +15,7 @@ from torch import Tensor
 from meanfield.attention.averaging import attention_blocks
 from meanfield.attention.ball_bounds import ball_bound
 from meanfield.attention.kernels import Kernel, dot_product
-from meanfield.attention.kernels.kernel import At, FeatureSizes, Score
+from meanfield.attention.kernels.kernel import At, FeatureSizes, ModifiedKernel, Score
 from meanfield.attention.parameters import AttentionParameters
 from meanfield.attention.rows import Normalization, RowWise, exponential, sigmoid, softmax
 from meanfield.attention.sigmoid_ball import sigmoid_ball_bound
@@ -42,6 +42,7 @@ from meanfield.linalg import LinearMap
 from meanfield.linalg.vectors import beside
 from meanfield.maps import BallBounds, Linearisation, Map, expanded_radii, linearize
 from meanfield.maps.autodiff import check_geometry, linearize_by_autodiff
+from meanfield.maps.derivative_checks import check_derivative, check_repeats, check_weights
 from meanfield.measures import ParticleMeasure, check_measure
 from meanfield.results.labels import copied
 
@@ -206,6 +207,8 @@ class SelfAttention(Map):
         if plan is not None and not bool(plan.converged.all()):
             # The implicit derivative assumes that the potentials solve their equation.
             return linearize_by_autodiff(self, mu, geometry=geometry)
+        if plan is None and self._has_slopes_of_others:
+            self._check_slopes(weights, mu, geometry)
         tangent = AttentionTangent(weights, geometry)
         atoms = self.normalization.linear_map(tangent)
         if plan is None:  # potentials move as well, and join tokens in another way
@@ -339,6 +342,25 @@ class SelfAttention(Map):
     def _who_looks(self) -> str:
         return "causal attention" if self.causal else f"the kernel {name_of(self.kernel)}"
 
+    @property
+    def _has_slopes_of_others(self) -> bool:
+        """Whether a kernel or a function ψ is not from this package."""
+        kernel, rows = self.kernel, self.normalization.rows
+        while _is_ours(kernel) and isinstance(kernel, ModifiedKernel):
+            kernel = kernel.inner
+        return not _is_ours(kernel) or rows.log_psi not in (None, sigmoid.log_psi)
+
+    def _check_slopes(self, weights: Weights, mu: ParticleMeasure, geometry: str) -> None:
+        """Whether they have the derivatives of their values, on both sides."""
+        if weights.origin is not None:  # with the same scores, and steps of their size
+            mu = mu.replace(mu.points - weights.origin)
+            weights = self.weights(mu)
+        image, J = self(mu), AttentionTangent(weights).as_linear_map()
+        check_repeats(self, mu, image)
+        check_derivative(self, mu, image, J.matvec, J.rmatvec)
+        if geometry == "wasserstein":
+            check_weights(self, mu, image)
+
     def _refuse_undefined(self, mu: ParticleMeasure) -> None:
         at = self.kernel.undefined(At(self.parameters, mu.points, mu.positions))
         if at is None or is_traced(mu.points):
@@ -378,6 +400,10 @@ class SelfAttention(Map):
                 f"{float(positions.min())} to {float(positions.max())}: {why} all the mass"
             )
         return positions
+
+
+def _is_ours(kernel: Kernel) -> bool:
+    return type(kernel).__module__.startswith("meanfield.")
 
 
 def _check_kind(value: object, kind: Any, name: str, what: str) -> None:

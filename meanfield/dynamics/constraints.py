@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from meanfield.checks import choice, is_traced
-from meanfield.images import image_of
+from meanfield.images import image_of, kept_atoms
 from meanfield.layers.composition import Composite, identity_at
 from meanfield.linalg import LinearMap
 from meanfield.maps import Linearisation, linearize
@@ -155,13 +155,7 @@ class Velocity(Composite):
         Raises:
             ValueError: F changes the weights, or goes to another dimension.
         """
-        image = image_of(self.maps[0], mu)
-        logs, moved = image.log_weights, image.points
-        if logs is not mu.log_weights and not torch.equal(logs, mu.log_weights):
-            raise ValueError(
-                "F: expected a velocity at the atoms of the measure, got an image with other "
-                "weights; keep them: mu.replace(points), or pushforward(T, mu)"
-            )
+        moved = kept_atoms(image_of(self.maps[0], mu), mu, "F").points
         if moved.shape != mu.points.shape:
             raise ValueError(
                 f"F: expected an image in R^{mu.dim}, where the particles are, got one of shape "

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from meanfield.checks import describe, name_of, number
 from meanfield.habits import with_hints
-from meanfield.images import image_of
+from meanfield.images import image_of, kept_atoms
 from meanfield.linalg import LinearMap
 from meanfield.maps import BallBounds, Linearisation, Map, expanded_radii, linearize
 from meanfield.maps.map import as_map, ball_bounds
@@ -131,9 +131,9 @@ class Residual(Composite):
         """The displaced measure.
 
         Raises:
-            ValueError: F goes to another dimension.
+            ValueError: F goes to another dimension, or changes weights or positions.
         """
-        image = image_of(self.map, mu).points
+        image = kept_atoms(image_of(self.map, mu), mu, "Residual").points
         if image.shape != mu.points.shape:
             raise ValueError(
                 f"Residual: expected {name_of(self.map)} to keep the shape "
@@ -187,9 +187,9 @@ class Sum(Composite):
         """The sum.
 
         Raises:
-            ValueError: the maps go to several dimensions.
+            ValueError: the maps go to several dimensions, or change weights or positions.
         """
-        images = [image_of(each, mu).points for each in self.maps]
+        images = [kept_atoms(image_of(each, mu), mu, "Sum").points for each in self.maps]
         if len({image.shape for image in images}) > 1:
             shapes = {name_of(F): tuple(y.shape) for F, y in zip(self.maps, images, strict=True)}
             raise ValueError(f"Sum: expected maps into one dimension, got points {shapes}")

@@ -18,6 +18,7 @@ from meanfield.checks import (
     number,
 )
 from meanfield.copies import own_copy
+from meanfield.errors import NoDerivativeError
 from meanfield.habits import with_hints
 from meanfield.layers.particlewise import Particlewise, Product, above_rounding, present_rows
 from meanfield.linalg.blocks import Metric
@@ -256,9 +257,18 @@ class Clip(Particlewise):
         return mu.replace(mu.points * self._shrinking(mu.points))
 
     def products(self, mu: ParticleMeasure) -> tuple[Product, Product]:
-        """ε inside; (R/|x|)(ε − ⟨x̂, ε⟩x̂) outside. It is symmetric."""
+        """ε inside; (R/|x|)(ε − ⟨x̂, ε⟩x̂) outside. It is symmetric.
+
+        Raises:
+            NoDerivativeError: an atom on the sphere, where it has none.
+        """
         points = mu.points.detach()
-        factor, inside = self._shrinking(points), self._lengths(points) <= self.radius
+        if not is_traced(points) and bool((self._is_at_kink(mu) & (present_rows(mu) > 0)).any()):
+            raise NoDerivativeError(
+                f"{self!r}: expected atoms off the sphere of this radius, where the derivative "
+                "jumps, got one on it; move that atom a little, or ask bounds.local_upper"
+            )
+        factor, inside = self._shrinking(points), self._lengths(points) < self.radius
         unit = points / self._lengths(points).clamp_min(torch.finfo(points.dtype).tiny)
 
         def across(eps: Tensor) -> Tensor:
@@ -267,14 +277,21 @@ class Clip(Particlewise):
 
         return across, across
 
+    def local_upper(self, mu: ParticleMeasure) -> Tensor:
+        """R/|x| of the atom that is the least far out, and 1 for one in the ball."""
+        return (present_rows(mu) * self._shrinking(mu.points)).amax((-2, -1))
+
     def ball_bounds(
         self, mu: ParticleMeasure, radii: Tensor | float, *, splitting: bool = True
     ) -> BallBounds:
         """Derivatives are between 0 and I: they change by 1 at most, inside the ball by 0."""
         each, length = expanded_radii(mu, radii), self._lengths(mu.points).squeeze(-1)
-        stays = (length + each <= self.radius) | (each == 0)
+        stays = (length + each < self.radius) | ((each == 0) & ~self._is_at_kink(mu).squeeze(-1))
         change = torch.where(stays, 0.0, 1.0).to(mu.dtype).amax(-1)
         return BallBounds.of(self.local_upper(mu), change, torch.ones_like(change), each)
+
+    def _is_at_kink(self, mu: ParticleMeasure) -> Tensor:
+        return self._lengths(mu.points) == self.radius
 
     def _lengths(self, points: Tensor) -> Tensor:
         unit = units(points)

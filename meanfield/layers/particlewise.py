@@ -20,7 +20,7 @@ from meanfield.linalg.blocks import Metric, TokenBlocks
 from meanfield.linalg.vectors import pushed_forward
 from meanfield.maps import BallBounds, Linearisation, Map, expanded_radii
 from meanfield.maps.autodiff import check_geometry
-from meanfield.maps.derivative_checks import Product, kinked, quotients
+from meanfield.maps.derivative_checks import Product, compare, kinked, quotients
 from meanfield.maps.map import scaled_radii
 from meanfield.measures import ParticleMeasure, pushforward
 
@@ -168,18 +168,19 @@ class Pointwise(Particlewise):
         """Those with DT(xᵢ), by automatic differentiation.
 
         Raises:
-            ValueError: T does not move every particle by itself.
+            ValueError: T does not move every particle by itself, or its derivative is not that of
+                its values, as of what leaves torch or is detached.
             NoDerivativeError: T has none at an atom, as torch.abs at 0.
         """
         points = mu.points.detach()
         image, pull, *_ = torch.func.vjp(lambda x: self(mu.replace(x)).points, points)
         self._check_alone(points, image, present_rows(mu) > 0)
-        self._refuse_kinks(mu, image)
 
         def push(eps: Tensor) -> Tensor:
             moved: Tensor = pushed_forward(self._moved, points, eps.contiguous())[1]
             return moved
 
+        self._check_slopes(mu, image, push)
         return push, lambda zeta: pull(zeta)[0]
 
     def local_upper(self, mu: ParticleMeasure) -> Tensor:
@@ -208,19 +209,22 @@ class Pointwise(Particlewise):
         """T of a copy, which it may overwrite."""
         return self.transport(points.clone())
 
-    def _refuse_kinks(self, mu: ParticleMeasure, image: Tensor) -> None:
+    def _check_slopes(self, mu: ParticleMeasure, image: Tensor, push: Product) -> None:
         points, present = mu.points.detach(), present_rows(mu) > 0
         if is_traced(points):
             return
         generator = torch.Generator().manual_seed(0)
         along = torch.randn(points.shape, generator=generator, dtype=torch.float64).to(points)
-        found = quotients(self._moved, points, torch.where(present, along, 0.0), image)
-        if bool(kinked([each.masked(present) for each in found]).any()):
+        along = torch.where(present, along, 0.0)
+        found = quotients(self._moved, points, along, image)
+        found = [each.masked(present) for each in found]
+        if bool(kinked(found).any()):
             raise NoDerivativeError(
                 "Pointwise: expected a function with a derivative at every atom, got one that "
                 "changes at other rates to one side than to the other, as torch.abs does at 0; "
                 "move that atom a little, or give lipschitz=, with which the bounds hold there"
             )
+        compare(torch.where(present, push(along), 0.0), found, "Pointwise")
 
     def _check_alone(self, points: Tensor, image: Tensor, present: Tensor) -> None:
         if is_traced(points):

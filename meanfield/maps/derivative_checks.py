@@ -16,7 +16,7 @@ from torch import Tensor
 
 from meanfield.checks import name_of
 from meanfield.errors import ConvergenceError, NoDerivativeError
-from meanfield.images import image_of
+from meanfield.images import image_of, kept_atoms
 from meanfield.linalg import LinearMap
 from meanfield.linalg.vectors import lengths
 from meanfield.measures import MeasureMap, ParticleMeasure
@@ -39,23 +39,7 @@ Product = Callable[[Tensor], Tensor]
 
 def checked_image(F: MeasureMap, mu: ParticleMeasure) -> ParticleMeasure:
     """F(μ), a measure with the same atoms, weights and positions."""
-    image = image_of(F, mu)
-    kept = image.points.shape[:-1] == mu.points.shape[:-1] and _same(
-        image.log_weights, mu.log_weights
-    )
-    if kept and mu.positions is not None:
-        kept = image.positions is not None and _same(image.positions, mu.positions)
-    if not kept:
-        raise ValueError(
-            f"{name_of(F)}: expected a map that keeps the atoms, their weights and positions, got "
-            "a measure with others; move points alone: mu.replace(points), or pushforward(T, mu)"
-        )
-    return image
-
-
-def _same(a: Tensor, b: Tensor) -> bool:
-    room = 1e3 * torch.finfo(b.dtype).eps
-    return a.shape == b.shape and bool(torch.allclose(a, b, rtol=room, atol=room))
+    return kept_atoms(image_of(F, mu), mu, name_of(F))
 
 
 class Quotients(NamedTuple):
@@ -106,7 +90,7 @@ def kinked(found: Sequence[Quotients]) -> Tensor:
     return (least > _KINK[gaps.dtype] * rates.amax(0)) & (most < 2 * least)
 
 
-def _compare(product: Tensor, found: Sequence[Quotients], name: str) -> None:
+def compare(product: Tensor, found: Sequence[Quotients], name: str) -> None:
     """Refuse a product that is none of the quotients."""
     central = [0.5 * (q.ahead + q.behind) for q in found]  # off by a term of order h²
     off = [
@@ -219,7 +203,7 @@ def check_derivative(
             f"atom {atom} changes at other rates on one side than on the other, as relu and abs "
             "do at 0; move the atom a little, or ask bounds.local_upper, which a map may declare"
         )
-    _compare(product, found, name)
+    compare(product, found, name)
     zeta = torch.where(present, _normal(product, generator), 0.0)
     transposed = torch.where(present, backward(zeta).detach(), 0.0)
     there, back = (product * zeta).sum(), (transposed * along).sum()

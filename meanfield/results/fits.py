@@ -105,7 +105,10 @@ def _points(
     x: Any, y: Any, groups: Any, converged: Any
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The pairs of the fit, flat, and the number of the group of each."""
-    check_same_labels(x, "x", y, "y")
+    for name, given in (("y", y), ("groups", groups), ("converged", converged)):
+        check_same_labels(x, "x", given, name)
+        if np.ma.isMaskedArray(given):
+            raise TypeError(f"{name}: expected an array without a mask, got a masked one")
     x, y, groups, converged = _by_dimension(x, y, groups, converged)
     x, y = as_floats(x, "x"), as_floats(y, "y")
     labels = np.arange(x.size).reshape(x.shape) if groups is None else np.asarray(groups)

@@ -163,10 +163,16 @@ def _named(returned: Any, known: Container[str] | None) -> Any:
     With an array come the coordinates beside its axes, of those variables that are known.
     """
     if isinstance(returned, xr.DataArray):
-        name = str(returned.name or "value")
-        beside = {str(n): c for n, c in returned.coords.items() if n not in returned.dims}
-        named = {n: c for n, c in beside.items() if c.dims and c.dtype.kind in _INFERRED}
-        return {name: returned} | {n: named[n] for n in named if known is None or n in known}
+        returned = {str(returned.name or "value"): returned}
+    if isinstance(returned, Mapping) and not isinstance(returned, xr.Dataset):
+        beside = {
+            str(name): of
+            for array in returned.values()
+            if isinstance(array, xr.DataArray)
+            for name, of in array.coords.items()
+            if name not in array.dims and of.dims and of.dtype.kind in _INFERRED
+        }
+        return {n: c for n, c in beside.items() if known is None or n in known} | {**returned}
     if isinstance(returned, xr.Dataset):  # with the coordinates that stand beside its arrays
         return {str(n): returned[n] for n in returned.variables if n not in returned.dims}
     return returned

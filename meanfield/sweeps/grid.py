@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
+import xarray as xr
 
 from meanfield.checks import describe
 from meanfield.results.cases import check_doubles
@@ -35,7 +36,7 @@ def cases_of(grid: Grid) -> list[Case]:
         >>> cases_of({"a": [1, 2], "b": ["u"]})
         [{'a': 1, 'b': 'u'}, {'a': 2, 'b': 'u'}]
     """
-    if isinstance(grid, Mapping):
+    if isinstance(grid, Mapping) and not isinstance(grid, xr.Dataset):
         axes: dict[str, list[Any]] = {}
         for name, values in grid.items():
             unordered = isinstance(values, (str, bytes, Set, Mapping))
@@ -52,7 +53,8 @@ def cases_of(grid: Grid) -> list[Case]:
         if not listed or not all(isinstance(case, Mapping) for case in grid):
             raise TypeError(
                 "grid: expected a dict from parameter name to values, or a list of dicts, as of "
-                f'table.to_dict("records"), got {describe(grid)}'
+                'table.to_dict("records"), and of a Dataset ds.to_dataframe().reset_index() is a '
+                f"table, got {describe(grid)}"
             )
         cases = [{str(n): _plain(str(n), v) for n, v in case.items()} for case in grid]
         _refuse_twins(cases)

@@ -8,7 +8,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from meanfield.checks import check_same_columns, check_same_kind, describe, is_traced, to_host
+from meanfield.checks import (
+    check_same_axes,
+    check_same_columns,
+    check_same_kind,
+    describe,
+    is_traced,
+    to_host,
+)
 from meanfield.measure_arguments import MASS_TOLERANCE
 from meanfield.measures import ParticleMeasure, stack
 
@@ -98,6 +105,7 @@ def as_measures(mu: Measure, nu: Measure, weights: tuple[Any, Any] | None = None
     """Both arguments as measures; arguments and errors as of `as_pair`."""
     a, b = _both(weights)
     check_same_columns(points_of(mu), "mu", points_of(nu), "nu")
+    check_same_axes(points_of(mu), "mu", points_of(nu), "nu")
     as_numpy = _is_numpy(mu) and _is_numpy(nu)
     mu, nu = _measure(mu, a, "mu"), _measure(nu, b, "nu")
     check_same_kind(mu.points, "mu", nu.points, "nu")

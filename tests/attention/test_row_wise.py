@@ -185,3 +185,55 @@ def test_where_rows_see_nothing_and_are_not_divided_by_it_the_field_is_0(rows):
     F = SelfAttention(AttentionParameters.random(2), causal=True, normalization=rows)
     mu = ParticleMeasure(torch.randn(3, 2, dtype=F64), positions=[0.4, 0.5, 0.6])
     assert F.field(mu)(torch.ones(1, 2, dtype=F64), 0.1).tolist() == [[0.0, 0.0]]
+
+
+class _Detached(kernels.Kernel):
+    def features(self, parameters, points, positions):
+        q, k, v = parameters.project(points)
+        return kernels.Features(q, k.detach(), v)
+
+
+class _Kinked(kernels.Kernel):
+    def features(self, parameters, points, positions):
+        q, k, v = parameters.project(points)
+        return kernels.Features(q.relu(), k.relu(), v)
+
+
+_PAR = AttentionParameters.from_bilinear([[1.0]], [[1.0]])
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        SelfAttention(_PAR, kernel=_Detached()),
+        SelfAttention(_PAR, kernel=kernels.soft_cap(2.0, inner=_Detached())),
+        SelfAttention(_PAR, normalization=RowWise(lambda s: s.detach())),
+        SelfAttention(_PAR, normalization=RowWise(lambda s: s / (2 + s.amax(-1, keepdim=True)))),
+    ],
+    ids=["kernel", "inner kernel", "psi", "psi of a row"],
+)
+def test_slopes_of_others_that_are_not_those_of_their_values_are_refused(layer):
+    mu = ParticleMeasure([[1.0], [-1.0], [0.3]])
+    for geometry in ("euclidean", "wasserstein"):
+        with pytest.raises(ValueError, match="whose derivative is that of its difference"):
+            local_lipschitz(layer, mu, geometry=geometry)
+
+
+def test_kinks_of_others_are_refused_where_they_are():
+    steep = RowWise(lambda s: (s.relu() + 1e-2).log())
+    for layer in (
+        SelfAttention(_PAR, normalization=steep),
+        SelfAttention(_PAR, kernel=_Kinked()),
+    ):
+        with pytest.raises(NoDerivativeError, match="at other rates on one side"):
+            local_lipschitz(layer, ParticleMeasure([[0.0], [1.0]]))
+        smooth = ParticleMeasure([[0.5], [1.0]])
+        found = local_lipschitz(layer, smooth)
+        dense = local_lipschitz(lambda mu, F=layer: F(mu), smooth)
+        assert float(found.value) == pytest.approx(float(dense.value), rel=1e-9)
+
+
+def test_functions_that_draw_are_refused():
+    noisy = RowWise(lambda s: s + torch.rand(s.shape, dtype=s.dtype))
+    with pytest.raises(ValueError, match="expected the same image of the same measure"):
+        local_lipschitz(SelfAttention(_PAR, normalization=noisy), ParticleMeasure([[1.0], [-1.0]]))

@@ -11,8 +11,10 @@ import math
 import pytest
 import torch
 
-from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, copies
+from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, copies, secant_ratio
 from meanfield.attention import kernels, normalizations
+from meanfield.dynamics import flow
+from meanfield.errors import NoDerivativeError
 from meanfield.layers import (
     MLP,
     Chain,
@@ -24,7 +26,7 @@ from meanfield.layers import (
     Sum,
     contractive,
 )
-from meanfield.lipschitz import local_lipschitz
+from meanfield.lipschitz import ball_upper, local_lipschitz
 from meanfield.maps import Map, linearize
 from meanfield.measures import pushforward
 from tests.maps.small_maps import (
@@ -426,3 +428,68 @@ def test_a_graph_is_walked_to_the_copies_in_it_which_look_for_changes_themselves
         first.mul_(1.1)
     with pytest.raises(RuntimeError, match="ParticleMeasure: .* some changed since"):
         image.backward()
+
+
+@pytest.mark.parametrize("points", [[[1.0, 0.0]], [[0.6, 0.8]], [[0.0, 0.0], [0.0, -1.0]]])
+def test_on_its_sphere_a_projection_has_no_derivative_and_bounds_that_hold(points):
+    mu, outside = ParticleMeasure(points), ParticleMeasure(1.001 * torch.tensor(points).double())
+    for F in (Clip(1.0), Residual(Clip(1.0), -1.0)):
+        with pytest.raises(NoDerivativeError, match="off the sphere of this radius"):
+            local_lipschitz(F, mu)
+        reached = float(secant_ratio(F, mu, outside).lower)
+        assert reached > 0.9 or not isinstance(F, Residual)
+        for radius in (0.0, 0.01):
+            assert float(ball_upper(F, mu, radius)) >= reached
+        assert float(F.local_upper(mu)) >= reached
+    absent = ParticleMeasure([[0.5, 0.0], [1.0, 0.0]], weights=[1.0, 0.0])
+    assert float(local_lipschitz(Clip(1.0), absent).value) == 1
+
+
+def test_a_projection_declares_its_constant():
+    for points in ([[3.0, 0.0], [0.0, -2.0]], [[0.5, 0.1], [4.0, 0.0]]):
+        mu = ParticleMeasure(points)
+        found = float(local_lipschitz(Clip(1.0), mu).value)
+        assert float(Clip(1.0).local_upper(mu)) == pytest.approx(found, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [lambda x: x * x.detach(), lambda x: x + (x.round() - x).detach(), lambda x: x.detach()],
+    ids=["detached factor", "straight through", "detached"],
+)
+def test_a_function_whose_derivative_is_not_that_of_its_values_is_refused(function):
+    mu = ParticleMeasure([[1.3, 0.2], [-0.7, 2.1]])
+    with pytest.raises(ValueError, match="Pointwise: expected a map whose derivative is that of"):
+        local_lipschitz(Pointwise(function), mu)
+    with pytest.raises(ValueError, match="expected a map whose derivative is that of"):
+        Pointwise(function).local_upper(mu)
+
+
+@pytest.mark.parametrize("layer", [Residual, lambda F: Sum([F])], ids=["Residual", "Sum"])
+def test_maps_that_move_weights_or_positions_are_not_added_to_atoms(layer):
+    def flipped(mu):
+        positions = None if mu.positions is None else mu.positions.flip(-1)
+        return ParticleMeasure(
+            mu.points.flip(-2), log_weights=mu.log_weights.flip(-1), positions=positions
+        )
+
+    for mu in (
+        ParticleMeasure([[1.0], [2.0]], weights=[0.2, 0.8]),
+        ParticleMeasure.from_sequence([[1.0], [2.0]]),
+    ):
+        with pytest.raises(ValueError, match="keeps the atoms, their weights and positions"):
+            layer(flipped)(mu)
+
+
+def test_a_map_that_writes_into_its_measure_is_refused():
+    def written(mu):
+        return mu.replace(mu.points.relu_())
+
+    for call in (
+        lambda mu: Residual(written)(mu),
+        lambda mu: flow(written, mu, [0.0, 1.0]),
+        lambda mu: local_lipschitz(written, mu),
+        lambda mu: secant_ratio(written, mu, mu.replace(mu.points + 1)),
+    ):
+        with pytest.raises(RuntimeError, match="writes into them"):
+            call(ParticleMeasure([[-1.0], [2.0]]))

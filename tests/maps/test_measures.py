@@ -400,3 +400,17 @@ def test_arrays_given_to_layers_are_copied():
 def test_an_image_that_is_no_number_stays_none_where_there_is_mass():
     mu = ParticleMeasure([[1.0], [-1.0], [-2.0]], weights=[0.5, 0.5, 0.0])
     assert pushforward(torch.log, mu).points.isnan()[:, 0].tolist() == [False, True, False]
+
+
+def test_axes_of_a_batch_stand_in_the_same_places():
+    dims = ["run", "layer", "particle", "feature"]
+    X = xr.DataArray(np.arange(4.0).reshape(2, 2, 1, 1), dims=dims, coords={"run": [7, 8]})
+    turned, sorted_ = X.transpose("layer", "run", ...), X.isel(run=[1, 0])
+    for other in (turned, sorted_):
+        with pytest.raises(ValueError, match="expected the axis '(run|layer)' of mu in the same"):
+            w2(X, other)
+        with pytest.raises(ValueError, match="expected the axis '(run|layer)' of points"):
+            ParticleMeasure(X, xr.ones_like(other)[..., 0])
+    assert float(w2(X, X).max()) == 0 and float(w2(X, X.isel(run=0, drop=True)).max()) > 0
+    with pytest.raises(ValueError, match="the axis 'run' of mu in the same place"):
+        w2(X, X.isel(layer=0))

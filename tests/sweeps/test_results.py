@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import numpy as np
+import pandas as pd
 import pytest
 import xarray as xr
 from hypothesis import given
@@ -387,3 +388,20 @@ def test_what_would_not_come_back_as_it_is_is_refused(tmp_path, suffix):
     ds = xr.Dataset({"y": ("case", [1], {"_Encoding": "utf-8"})})
     with pytest.raises(ValueError, match="_Encoding"):
         results.write_dataset(ds, tmp_path / f"a{suffix}")
+
+
+@pytest.mark.parametrize("name", ["y", "groups", "converged"])
+def test_rows_of_a_fit_go_by_their_labels(name):
+    rows = list("abcd")
+    x = pd.Series([1.0, 2.0, 3.0, 4.0], rows)
+    given = {"y": x, "groups": x.astype(int), "converged": pd.Series([True] * 4, rows)}
+    assert float(results.fit_power(x, **given).exponent) == pytest.approx(1)
+    with pytest.raises(
+        ValueError, match=f"{name}: expected the row labels of x in the same order"
+    ):
+        results.fit_power(x, **given | {name: given[name].reindex(rows[::-1])})
+    masked = np.ma.array(given[name].to_numpy(), mask=[0, 0, 0, 1])
+    with pytest.raises((TypeError, ValueError), match="mask"):
+        results.fit_power(
+            x.to_numpy(), **{k: v.to_numpy() for k, v in given.items()} | {name: masked}
+        )

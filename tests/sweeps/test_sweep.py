@@ -475,3 +475,25 @@ def test_of_a_new_store_nothing_is_found_whatever_was_tried_first(
     failed = f"1 of {len(range(index, n, n_shards))} cases failed"
     said = [record.getMessage() for record in caplog.records]
     assert any(line.startswith(failed) for line in said) == (index == 0), said
+
+
+def test_what_stands_beside_the_axes_of_arrays_in_a_dict_is_kept():
+    def case(x):
+        beside = {"t": [0, 1], "word": ("t", ["a", "b"]), "scalar": 3}
+        return {"y": xr.DataArray([x, 2 * x], dims="t", coords=beside), "z": x}
+
+    ds = sweep(case, {"x": [1.0, 2.0]}, progress=False)
+    assert ds.word.values.tolist() == [["a", "b"]] * 2 and ds.z.values.tolist() == [1.0, 2.0]
+    assert ds.t.values.tolist() == [0, 1] and "scalar" not in ds
+
+
+def test_a_dataset_is_no_grid():
+    grid = xr.Dataset({"n": ("case", [1, 2])}, coords={"R": ("case", [10, 20])})
+    with pytest.raises(TypeError, match=r"of a Dataset ds\.to_dataframe\(\)\.reset_index\(\)"):
+        sweep(lambda n, R: {"y": n + R}, grid)
+    ds = sweep(
+        lambda n, R: {"y": n + R},
+        grid.to_dataframe().reset_index()[["n", "R"]].to_dict("records"),
+        progress=False,
+    )
+    assert ds.y.values.tolist() == [11, 22]
