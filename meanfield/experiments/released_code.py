@@ -27,6 +27,7 @@ from meanfield.checks import choice, to_host
 from meanfield.experiments import inputs
 from meanfield.experiments.experiment import Experiment
 from meanfield.experiments.settings import over, setting
+from meanfield.figures.canvas import literal
 from meanfield.figures.charts import Chart, Curve, Formula, Law
 from meanfield.figures.plots import exponents
 from meanfield.figures.selection import levels, select
@@ -213,9 +214,8 @@ def _different(ds: xr.Dataset) -> list[str]:
 
 def _title(ds: xr.Dataset) -> str:
     what = _INPUTS[ds.attrs["inputs"]].format(**ds.attrs)
-    return (
-        f"Norms and the scripts' quantity: {what}\n{ds.attrs['model']}, layer {int(ds.layer[0])}"
-    )
+    where = f"{ds.attrs['model']}, layer {int(ds.layer[0])}"
+    return literal(f"Norms and the scripts' quantity: {what}\n{where}")
 
 
 GROWTH = Chart(

@@ -23,6 +23,7 @@ from meanfield.checks import to_host
 from meanfield.experiments import inputs
 from meanfield.experiments.experiment import Experiment
 from meanfield.experiments.settings import along, derived, over, setting
+from meanfield.figures.canvas import literal
 from meanfield.figures.charts import Chart, Curve
 from meanfield.figures.selection import attribute, levels, select
 from meanfield.layers import Chain
@@ -211,7 +212,8 @@ def _titled(what: str) -> Callable[[xr.Dataset], str]:
     def title(ds: xr.Dataset) -> str:
         models = levels(ds, "model")
         of = f"model {inputs.short_name(models[0])}, " if len(models) == 1 else ""
-        return f"{what}\n{of}text {attribute(ds, 'text')}, {attribute(ds, 'n_tokens')} tokens"
+        text = f"{of}text {attribute(ds, 'text')}, {attribute(ds, 'n_tokens')} tokens"
+        return f"{what}\n{literal(text)}"
 
     return title
 

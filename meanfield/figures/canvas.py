@@ -239,6 +239,22 @@ def kind(causal: bool) -> str:
     return "masked" if causal else "plain"
 
 
+def literal(text: str) -> str:
+    """Text of a Dataset, in which "$" is no sign of a formula."""
+    return text.replace("$", r"\$")
+
+
+def in_words(text: str) -> str:
+    """A long name: with its formulas if they are some, and otherwise `literal`."""
+    from matplotlib.mathtext import MathTextParser
+
+    try:
+        MathTextParser("path").parse(text)
+    except ValueError:
+        return literal(text)
+    return text
+
+
 def _readable_logs(ax: Axes) -> None:
     """Plain numbers on logarithmic axes, powers of ten only beyond 0.001 and 10,000.
 

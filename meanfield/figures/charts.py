@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import xarray as xr
 
-from meanfield.figures.canvas import figure, kind, ticks_at
+from meanfield.figures.canvas import figure, in_words, kind, ticks_at
 from meanfield.figures.curves import curve, formula, law, power_law
 from meanfield.figures.selection import attribute, by_level, fits_of, levels, spelled
 
@@ -219,7 +219,7 @@ class Chart:
                 thin: Any = {"linewidth": 0.9} | one.style | {"color": "black"}
                 ax.plot([], [], one.fmt.removeprefix("k"), label=one.key, **thin)
         if "xlabel" not in self.axes:
-            ax.set_xlabel(rows[self.x].attrs.get("long_name", self.x))
+            ax.set_xlabel(in_words(str(rows[self.x].attrs.get("long_name", self.x))))
         ax.set(**self.axes)
         if self.ticks:
             ticks_at(ax, rows[self.x])

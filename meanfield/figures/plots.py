@@ -11,7 +11,7 @@ import xarray as xr
 
 from meanfield.checks import choice
 from meanfield.errors import NoCases
-from meanfield.figures.canvas import FORMULA, figure, kind, ticks_at
+from meanfield.figures.canvas import FORMULA, figure, in_words, kind, literal, ticks_at
 from meanfield.figures.charts import Chart, Curve, Formula, Key, Rows
 from meanfield.figures.curves import curve
 from meanfield.figures.selection import attribute, fits_of, levels, listed, model_and_text, spelled
@@ -124,7 +124,8 @@ def plot_growth(
 
 def growth(ds: xr.Dataset, x: str, y: str, by: str | None, bounds: Sequence[str]) -> Chart:
     """The chart of `plot_growth` for this Dataset."""
-    words = {str(name): ds[name].attrs.get("long_name", str(name)) for name in ds.variables}
+    told = {str(name): str(ds[name].attrs.get("long_name", name)) for name in (x, y, *bounds)}
+    words = {name: in_words(text) for name, text in told.items()}
     columns = (map(unless_nan, listed(ds[name].values)) for name in (x, by) if name)
     places = list(zip(*columns, strict=True))
     values = [] if by is None else levels(ds, by)
@@ -134,18 +135,19 @@ def growth(ds: xr.Dataset, x: str, y: str, by: str | None, bounds: Sequence[str]
         if by is None:
             return words[y]
         value = listed(rows[by].values)[0]
-        return f"no {by}" if unless_nan(value) in (None, "") else f"{by} = {texts[value]}"
+        named = literal(by)
+        return f"no {named}" if unless_nan(value) in (None, "") else f"{named} = {texts[value]}"
 
     scales = zip("xy", (_scale(ds[x]), _scale(ds[y])), strict=True)
     dashes = zip(bounds, itertools.cycle(("--", "-.", ":")), strict=False)
     return Chart(
-        f"{words[y]} against {words[x]}.",
+        f"{told[y]} against {told[x]}.",
         x,
         [
             Curve(y, label, "o-" if len(set(places)) == len(places) else "o"),
             *(Curve(name, fmt=dash, key=words[name], linewidth=0.9) for name, dash in dashes),
         ],
-        f"{y} against {x}".replace("_", " "),
+        literal(f"{y} against {x}".replace("_", " ")),
         by=by or "",
         log="".join(axis for axis, scale in scales if scale == "log"),
         ticks=True,
@@ -172,7 +174,7 @@ def plot_constants(ds: xr.Dataset, *, ax: Axes, parts: Sequence[str] | None = No
         texts = ds if "text" in ds.dims else ds.expand_dims("text")
         for t in range(texts.sizes["text"]):
             rows = texts.isel(text=t)
-            words = ds[part].attrs.get("long_name", part)
+            words = in_words(str(ds[part].attrs.get("long_name", part)))
             style: Any = {"color": f"C{k}", "label": None if t else words}
             curve(ax, rows, "layer", part, "o-", **style)
             ax.vlines(rows.layer, rows[part], rows[f"{part}_upper"], color=f"C{k}", linewidth=3)
@@ -182,10 +184,8 @@ def plot_constants(ds: xr.Dataset, *, ax: Axes, parts: Sequence[str] | None = No
     ax.set(yscale=_scale(ds[list(parts)].to_array()), xlabel="layer", ylabel="local constant")
     ticks_at(ax, ds.layer)
     each = "" if "text" not in ds.dims else "a curve for each text; "
-    ax.set_title(
-        f"Constants of {attribute(ds, 'model')} at {attribute(ds, 'length')} tokens\n"
-        f"{each}bars: probable ends"
-    )
+    of = literal(f"{attribute(ds, 'model')} at {attribute(ds, 'length')} tokens")
+    ax.set_title(f"Constants of {of}\n{each}bars: probable ends")
     return ax
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import xarray as xr
 
 from meanfield.errors import NoCases
-from meanfield.figures.canvas import colours
+from meanfield.figures.canvas import colours, literal
 from meanfield.results.cases import unless_nan
 from meanfield.results.labels import told_apart
 
@@ -59,9 +59,9 @@ def levels(ds: xr.Dataset, name: str) -> list[Any]:
 
 
 def spelled(values: Sequence[Any]) -> list[str]:
-    """Values of a parameter in words: those of floats differ where these do."""
+    """Values of a parameter as figures show them: those of floats differ where these do."""
     in_floats = all(isinstance(value, float) for value in values)
-    return told_apart(values) if in_floats else [str(value) for value in values]
+    return told_apart(values) if in_floats else [literal(str(value)) for value in values]
 
 
 def by_level(ds: xr.Dataset, *names: str) -> Iterator[tuple[Any, ...]]:
@@ -108,4 +108,5 @@ def fits_of(ds: xr.Dataset, **labels: Any) -> xr.Dataset:
 
 def model_and_text(ds: xr.Dataset) -> str:
     """The line of a title that names the model and the text."""
-    return ", ".join(f"{name} {ds.attrs[name]}" for name in ("model", "text") if name in ds.attrs)
+    known = (name for name in ("model", "text") if name in ds.attrs)
+    return ", ".join(literal(f"{name} {ds.attrs[name]}") for name in known)

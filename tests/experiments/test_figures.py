@@ -28,10 +28,11 @@ from meanfield import (
 )
 from meanfield.errors import NoCases
 from meanfield.experiments import clustering, kernel_growth, mean_field_limit, two_dirac
+from meanfield.figures.charts import Chart, Curve
 from meanfield.figures.curves import curve, formula, law
 from meanfield.figures.legends import place_legend
 from meanfield.figures.plots import figures_of, secants
-from meanfield.figures.selection import best, by_level, levels, select
+from meanfield.figures.selection import best, by_level, levels, model_and_text, select
 from meanfield.results import Variable, to_cube
 from meanfield.sweeps import Task
 
@@ -620,3 +621,22 @@ def test_a_figure_that_has_no_cases_now_leaves_none_of_an_earlier_run(tmp_path):
     drawings = {"growth": none, "other": drawing["growth"]}
     assert figures.save_all(ds, drawings, tmp_path)[1].is_file()
     assert path.read_bytes() == b"mine"
+
+
+def test_a_dollar_of_the_data_is_a_dollar_and_one_of_a_formula_is_not(tmp_path):
+    kinds = ["$\\bad$", "a$b$c_2", "5 $"]
+    task = Task(
+        lambda n, kind: {"y": n * len(kind)}, [Variable("y", "gain in $ of $\\worse$")], name="own"
+    )
+    ds = sweep(task, {"n": [1.0, 2.0], "kind": kinds}, progress=False)
+    ds["n"].attrs["long_name"] = "number of tokens $n$"
+    ax = figures_of(ds)["y"](ds)
+    ax.figure.savefig(tmp_path / "figure.svg")
+    shown = [text.get_text() for text in ax.get_legend().get_texts()]
+    assert shown == [f"kind = {kind}".replace("$", r"\$") for kind in kinds]
+    assert ax.get_ylabel() == r"gain in \$ of \$\worse\$"
+    assert ax.get_xlabel() == "number of tokens $n$"
+    rows = ds.assign_attrs(model="a$b", text="$\\c$")
+    assert model_and_text(rows) == r"model a\$b, text \$\c\$"
+    chart = Chart("", "n", [Curve("y", "{kind}")], "t", by="kind")
+    assert chart(ds).get_legend_handles_labels()[1][0] == r"\$\bad\$"
