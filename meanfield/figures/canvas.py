@@ -138,6 +138,7 @@ def figure(*columns: str) -> Callable[[Draw], Draw]:
             new = [line for line in canvas.get_lines() if line not in known]
             _leave_out_what_is_not_drawn(new)
             _mark(new)
+            _dash(new)
             _readable_logs(canvas)
             if title is not None or rcParams["axes.titlecolor"] == "none":
                 canvas.set_title(title or "")
@@ -212,6 +213,16 @@ def _mark(lines: Sequence[Any]) -> None:
         if plain and len(line.get_xdata()) > 2 * _FEW:
             first = len(marker_of) * len(line.get_xdata()) // (_FEW * _FEW)
             line.set_markevery((first, len(line.get_xdata()) // _FEW))
+
+
+def _dash(lines: Sequence[Any]) -> None:
+    """A short dash where a line has a single place, of which there would be nothing to see."""
+    for line in lines:
+        shown = np.flatnonzero(_has_a_place(line))
+        places = line.get_xydata()[shown]
+        unseen = line.get_marker() in _NOTHING or line.get_markevery() == []
+        if unseen and len(places) and (places == places[0]).all():
+            line.set(marker="_", markersize=12, markeredgewidth=1.4, markevery=[int(shown[0])])
 
 
 def ticks_at(ax: Axes, x: Any) -> None:

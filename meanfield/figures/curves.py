@@ -87,7 +87,7 @@ def formula(
     if not x.size:
         return
     low, high = float(np.min(x)), float(np.max(x))
-    fine = grid(low, high, _FINE)
+    fine = np.unique(np.clip(grid(low, high, _FINE), low, high))
     fine = np.unique(fine.round()) if whole else fine
     y = np.broadcast_to(np.asarray(f(fine), float), fine.shape)
     there = np.isfinite(y)

@@ -640,3 +640,19 @@ def test_a_dollar_of_the_data_is_a_dollar_and_one_of_a_formula_is_not(tmp_path):
     assert model_and_text(rows) == r"model a\$b, text \$\c\$"
     chart = Chart("", "n", [Curve("y", "{kind}")], "t", by="kind")
     assert chart(ds).get_legend_handles_labels()[1][0] == r"\$\bad\$"
+
+
+def test_with_one_value_on_the_axis_bounds_are_dashes(ds):
+    rows = ds.isel(case=np.flatnonzero(ds.radius == 1.0))
+    one = xr.Dataset({"y": ("case", [1.0])}, {"x": ("case", [2.0])})
+    own = one.assign(y_upper=2 * one.y)
+    for ax in (
+        FIGURES["growth-in-radius"](rows),
+        FIGURES["growth-in-radius-masked"](rows),
+        figures.plot_growth(own, x="x", y="y", bounds=["y_upper"]),
+    ):
+        for drawn in (one for one in ax.get_lines() if len(one.get_xdata())):
+            assert drawn.get_marker() not in ("None", "", None), drawn.get_label()
+            assert drawn.get_markersize() > 0 and drawn.get_markevery() != []
+    for drawn in FIGURES["growth-in-radius"](ds).get_lines():  # of two values they are lines
+        assert drawn.get_marker() != "_"
