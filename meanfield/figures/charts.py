@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import xarray as xr
 
 from meanfield.figures.canvas import figure, in_words, kind, ticks_at
@@ -27,6 +28,15 @@ class _At(dict[str, Any]):
 
     def __missing__(self, name: str) -> Any:
         return attribute(self.ds, name)  # says that it is not there
+
+
+def _with_margin(ax: Axes) -> None:
+    """Above the data as much of the axis as usual, wherever it begins."""
+    scale, bottom, top = ax.yaxis.get_transform(), ax.get_ylim()[0], ax.dataLim.y1
+    if bottom < top < np.inf:
+        low, high = scale.transform([bottom, top])
+        share: Any = ax.margins()
+        ax.set_ylim(top=float(scale.inverted().transform(high + share[1] * (high - low))))
 
 
 class Drawn:
@@ -221,6 +231,8 @@ class Chart:
         if "xlabel" not in self.axes:
             ax.set_xlabel(in_words(str(rows[self.x].attrs.get("long_name", self.x))))
         ax.set(**self.axes)
+        if self.axes.get("ylim", (0, 0))[1] is None:
+            _with_margin(ax)
         if self.ticks:
             ticks_at(ax, rows[self.x])
         ax.set_title(self.title(rows) if callable(self.title) else self.title)

@@ -656,3 +656,12 @@ def test_with_one_value_on_the_axis_bounds_are_dashes(ds):
             assert drawn.get_markersize() > 0 and drawn.get_markevery() != []
     for drawn in FIGURES["growth-in-radius"](ds).get_lines():  # of two values they are lines
         assert drawn.get_marker() != "_"
+
+
+@pytest.mark.parametrize(("log", "bottom"), [("", 0.0), ("y", 0.01)])
+def test_data_stay_below_the_upper_edge_where_the_axis_begins_far_below(log, bottom):
+    ds = xr.Dataset({"y": ("case", [13.8, 13.9])}, {"x": ("case", [1.0, 2.0])})
+    ax = Chart("", "x", [Curve("y")], "t", log=log, ylim=(bottom, None))(ds)
+    low, data, high = ax.transData.transform([[1, bottom], [1, 13.9], [1, ax.get_ylim()[1]]])[:, 1]
+    assert ax.get_ylim()[0] == bottom
+    assert 0.03 < (high - data) / (high - low) < 0.08
