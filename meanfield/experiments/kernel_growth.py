@@ -88,7 +88,9 @@ GROWTH = Chart(
     "The largest constant found in the ball of radius R for each kernel, and its upper bound.",
     "radius",
     [
-        Curve("constant", "{kernel}, found", rows=lambda ds: best(ds, "constant", over="radius")),
+        Curve(
+            "constant", "{kernel}, found", "o", rows=lambda ds: best(ds, "constant", over="radius")
+        ),
         Formula(
             lambda radius, at: [_KERNELS[at["kernel"]][1](R) for R in radius],
             fmt="--",

@@ -665,3 +665,15 @@ def test_data_stay_below_the_upper_edge_where_the_axis_begins_far_below(log, bot
     low, data, high = ax.transData.transform([[1, bottom], [1, 13.9], [1, ax.get_ylim()[1]]])[:, 1]
     assert ax.get_ylim()[0] == bottom
     assert 0.03 < (high - data) / (high - low) < 0.08
+
+
+def test_what_is_found_for_a_kernel_has_no_line_that_would_cross_its_bound():
+    radii = np.array([0.5, 2.0])
+    bound = [float(kernel_growth._KERNELS["dot product"][1](R)) for R in radii]
+    ds = xr.Dataset(
+        {"constant": ("case", bound), "constant_converged": ("case", [True, True])},
+        {"kernel": ("case", ["dot product"] * 2), "radius": ("case", radii)},
+    )
+    ax = kernel_growth.GROWTH(ds)
+    (found,) = [one for one in ax.get_lines() if one.get_label() == "dot product, found"]
+    assert found.get_linestyle() == "None" and found.get_marker() == "o"
