@@ -215,13 +215,12 @@ def ratios(causal: bool) -> Callable[..., Axes]:
     """The figure of the plain or the masked cases."""
     upper = bounds.masked_mean_field if causal else bounds.mean_field
     lower = bounds.masked_two_dirac_lower if causal else bounds.two_dirac_lower
+    # What is found at finitely many scales of position may be below their limit.
+    below = "limit of interleaved Diracs" if causal else "lower bound of two Diracs"
 
     @figure("found/two_dirac_lower", "found_converged")
     def draw(ds: xr.Dataset, *, ax: Axes) -> Axes:
-        """Upper bound and largest found, over the lower bound of two Diracs, against ‖A‖R².
-
-        Where they differ by 5e-8 the eye sees it: the axis is logarithmic in the distance from 1.
-        """
+        """Upper bound and largest constant found, over what (interleaved) Diracs reach."""
         rows = best(_with_c(select(ds, causal=causal)), "found", over="radius")
         around = (lambda r: np.arcsinh((r - 1) / _NEAR), lambda u: 1 + _NEAR * np.sinh(u))
         ax.set_yscale("function", functions=around)
@@ -229,18 +228,20 @@ def ratios(causal: bool) -> Callable[..., Axes]:
         formula(ax, ratio, rows.c, "--", color="tab:orange", label="upper bound", linewidth=1.4)
         style: Any = {"color": "tab:blue", "label": "found", "flag": "found_converged"}
         curve(ax, rows, "c", "found/two_dirac_lower", "o", **style)
-        ax.axhline(
-            1.0, color="tab:green", linestyle=":", label="lower bound, two Diracs", gid=FORMULA
-        )
+        ax.axhline(1.0, color="tab:green", linestyle=":", label=below, gid=FORMULA)
         ends = ax.get_ylim()
         ticks = {1 + s * 10.0**k: f"$1 {sign} 10^{{{k}}}$"
                  for s, sign in ((1, "+"), (-1, "-")) for k in range(0, -9, -2)}  # fmt: skip
         ax.set_yticks([1.0, *ticks], ["1", *ticks.values()])
         ax.set_ylim(ends)
-        ax.set(xlabel=rows.c.long_name, ylabel="over the lower bound of two Diracs")
+        ax.set(xlabel=rows.c.long_name, ylabel=f"over the {below}")
         ax.set_title(f"Bounds and what is found, {kind(causal)}")
         return ax
 
+    draw.__doc__ = (
+        f"Upper bound and largest constant found, {kind(causal)}, over the {below}, against "
+        "‖A‖R². The axis is logarithmic in the distance from 1, so that 5e-8 can be seen."
+    )
     return draw
 
 

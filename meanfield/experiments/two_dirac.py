@@ -258,8 +258,8 @@ _VARIABLES = (
     ),
     Variable("splitting_secant", "Wasserstein secant, the worst atom split", dims=("step",)),
     Variable("two_dirac_entry", "heavy-light entry, lower bound of the particle component"),
-    Variable("interleaved", "local constant with two Diracs at every scale of position (masked)"),
-    Variable("two_dirac_lower", "what two Diracs reach at least (masked: at every position)"),
+    Variable("interleaved", "local constant with atoms at many scales of position (masked)"),
+    Variable("two_dirac_lower", "what two Diracs reach at least (masked: a limit of scales)"),
     Variable("mean_field_bound", "upper bound over all measures in the ball"),
     Variable("theorem_3_5", "the same by Theorem 3.5 (NaN where masked)"),
     Variable("general_bound", "upper bound over n tokens in the ball, Theorem 3.3"),
@@ -305,6 +305,18 @@ def _best(ds: xr.Dataset, name: str) -> xr.Dataset:
     return rows.assign_coords(square=rows.radius**2)
 
 
+_PLAIN = (
+    "Best two-Dirac constant against R², plain. The largest constant of all is at least "
+    "max_t √(t(1−t)) (1+2(1−t)c) e^c with c = γR², which two Diracs reach, and at most the line "
+    "close above; far above is Theorem 3.5 of [CAP24]."
+)
+_MASKED = (
+    "Masked constants against R²: of the best two Diracs, and of light and heavy atoms "
+    "interleaved at many scales of position. With ever more scales these tend to the lower line, "
+    "2 max_t √(t(1−t)) (1+2(1−t)c) e^c with c = γR²; no constant is above the upper one."
+)
+
+
 def growth_in_radius(causal: bool) -> Chart:
     """The chart of the plain or the masked cases."""
     at = lambda f, *norms: lambda square, at: f(at["gamma"], *norms, np.sqrt(square))  # noqa: E731
@@ -313,22 +325,22 @@ def growth_in_radius(causal: bool) -> Chart:
         upper, lower = bounds.masked_mean_field, bounds.masked_two_dirac_lower
         # Two Diracs at every scale of position are worse than at one.
         every = lambda ds: _best(ds, "interleaved") if ds.interleaved.count() else ds.isel(case=[])  # noqa: E731
-        other: Drawn = Curve("interleaved", "at every scale", "d", rows=every, color="C4")
+        other: Drawn = Curve("interleaved", "many scales", "d", rows=every, color="C4")
+        below, told = "limit, interleaved", _MASKED
     else:
         upper, lower = bounds.mean_field, bounds.two_dirac_lower
         other = Formula(
             at(bounds.theorem_3_5, 1.0), "[CAP24]", "-.", color="tab:red", linewidth=1.4
         )
+        below, told = "at least", _PLAIN
     return Chart(
-        f"Best two-Dirac constant against R², between what is proved, {kind(causal)}.\n\n"
-        "Below it max_t √(t(1−t)) (1+2(1−t)c) e^c with c = γR², twice that where masked; far "
-        "above the plain one Theorem 3.5.",
+        told,
         "square",
         [
             other,
             Formula(at(upper, 1.0), "at most", "--", color="tab:orange", linewidth=1.4),
             Curve("value", "found", "o", rows=lambda ds: _best(ds, "value"), color="tab:blue"),
-            Formula(at(lower), "at least", ":", color="tab:green", linewidth=1.4),
+            Formula(at(lower), below, ":", color="tab:green", linewidth=1.4),
         ],
         f"Two words of unequal weight pulled apart, {kind(causal)}",
         rows=lambda ds: select(ds.assign_coords(square=ds.radius**2), crowd=-1.0, causal=causal),

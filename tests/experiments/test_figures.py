@@ -27,7 +27,13 @@ from meanfield import (
     sweep,
 )
 from meanfield.errors import NoCases
-from meanfield.experiments import clustering, kernel_growth, mean_field_limit, two_dirac
+from meanfield.experiments import (
+    clustering,
+    kernel_growth,
+    mean_field_limit,
+    sharpness,
+    two_dirac,
+)
 from meanfield.figures.charts import Chart, Curve
 from meanfield.figures.curves import curve, formula, law
 from meanfield.figures.legends import place_legend
@@ -98,7 +104,10 @@ def test_the_best_pair_lies_between_its_bounds(ds):
     assert (best <= above).all()
     assert (above < papers).all()
     # At finitely many scales of position the masked constant stays below its limit.
-    interleaved, limit = line(masked, "at every scale")[1], line(masked, "at least")[1][ends]
+    interleaved, limit = (
+        line(masked, "many scales")[1],
+        line(masked, "limit, interleaved")[1][ends],
+    )
     assert (0.7 * limit < interleaved).all() and (interleaved > best).all()
     assert (interleaved <= line(masked, "at most")[1][ends]).all()
 
@@ -677,3 +686,11 @@ def test_what_is_found_for_a_kernel_has_no_line_that_would_cross_its_bound():
     ax = kernel_growth.GROWTH(ds)
     (found,) = [one for one in ax.get_lines() if one.get_label() == "dot product, found"]
     assert found.get_linestyle() == "None" and found.get_marker() == "o"
+
+
+def test_a_limit_of_more_and_more_scales_is_not_called_a_lower_bound(ds):
+    ax = FIGURES["growth-in-radius-masked"](ds)
+    assert not any("least" in str(one.get_label()) for one in ax.get_lines())
+    masked, plain = (sharpness.EXPERIMENT.figures[name] for name in ("gap-masked", "gap"))
+    assert "limit" in masked.__doc__ and "masked" in masked.__doc__
+    assert "lower bound" in plain.__doc__ and "plain" in plain.__doc__
