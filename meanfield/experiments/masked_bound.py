@@ -68,7 +68,8 @@ def largest_masked(
 
 
 HARDY = Chart(
-    "Largest masked constant found: above the bound of plain attention, below the masked one.",
+    "Largest masked constants found against ‖A‖R²: above the bound of plain attention where that "
+    "is small, below the masked one.",
     "size",
     [
         # That for n uniform tokens would not hold for the weighted clouds.

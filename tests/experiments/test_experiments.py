@@ -64,6 +64,8 @@ def test_masked_attention_exceeds_the_unmasked_bound_and_not_the_hardy_bound():
     assert (ds.largest > ds.unmasked_bound)[zero].all()
     assert (ds.unmasked_sharp <= ds.unmasked_bound * (1 + 1e-11)).all()
     assert (ds.largest <= ds.hardy_bound).all()
+    assert (ds.largest < ds.unmasked_bound)[~zero].all()
+    assert "where that is small" in str(masked_bound.HARDY.__doc__)
 
 
 def test_the_largest_of_several_has_converged_where_all_have(monkeypatch):
