@@ -83,13 +83,14 @@ def _general(radius: Any, sizes: Mapping[str, float]) -> Any:
 
 
 GROWTH = Chart(
-    "Constant against R at (R u, −R u, 0), between R² from below and Theorem 3.3.",
+    "Constant against R at (R u, −R u, 0), plain and masked, between the lower bound "
+    "(2/3) R² ‖V u‖ ‖Aᵀ u‖ − ‖V‖/3 and Theorem 3.3.",
     "radius",
     [
-        Curve("constant", "local constant, {kind}", "o"),
+        Curve("constant", "local constant, {kind}", "o", fillstyle="none", markersize=6),
         Formula(
             lambda R, at: np.where(_lower(R, at) > 0.04 / 3 * at["norm_V"], _lower(R, at), np.nan),
-            r"lower bound, $R^2$",
+            r"lower bound, $2R^2\|Vu\|\|A^Tu\|/3-\|V\|/3$",
             once=True,
         ),
         Formula(_general, "upper bound, Thm 3.3", "k--", once=True, linewidth=1.4),

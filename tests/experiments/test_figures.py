@@ -31,6 +31,7 @@ from meanfield.experiments import (
     clustering,
     kernel_growth,
     mean_field_limit,
+    quadratic_growth,
     sharpness,
     two_dirac,
 )
@@ -694,3 +695,13 @@ def test_a_limit_of_more_and_more_scales_is_not_called_a_lower_bound(ds):
     masked, plain = (sharpness.EXPERIMENT.figures[name] for name in ("gap-masked", "gap"))
     assert "limit" in masked.__doc__ and "masked" in masked.__doc__
     assert "lower bound" in plain.__doc__ and "plain" in plain.__doc__
+
+
+def test_a_lower_bound_is_named_by_its_formula_and_no_marker_hides_another():
+    ds = quadratic_growth.EXPERIMENT.run(quadratic_growth.EXPERIMENT.quick, progress=False)
+    lines = quadratic_growth.GROWTH(ds).get_lines()
+    (lower,) = [str(one.get_label()) for one in lines if "lower" in str(one.get_label())]
+    assert all(part in lower for part in ("2R^2", "Vu", "A^Tu", r"-\|V\|/3"))
+    assert "− ‖V‖/3" in str(quadratic_growth.GROWTH.__doc__)
+    points = [one for one in lines if str(one.get_label()).startswith("local constant")]
+    assert len(points) == 2 and {one.get_fillstyle() for one in points} == {"none"}
