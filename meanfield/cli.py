@@ -384,22 +384,15 @@ def _draw(
 
 def _summary(ds: xr.Dataset) -> int:
     """Print how many cases there are and how many failed; returns the exit code."""
+    from meanfield.results.cases import first_message
+
     status = ds["status"].values
     pending, _, not_converged, failed = (int((status == code).sum()) for code in range(4))
     waiting = f", {pending} pending" if pending else ""
     _say(f"{len(status)} cases, {not_converged} not converged, {failed} failed{waiting}")
     if failed:
-        _logger.error("%d of %d cases failed%s", failed, len(status), _first_message(ds))
+        _logger.error("%d of %d cases failed%s", failed, len(status), first_message(ds))
     return 3 if failed else 0
-
-
-def _first_message(ds: xr.Dataset) -> str:
-    """The message of the first failed case."""
-    from meanfield.results.cases import FAILED
-    from meanfield.results.labels import printable
-
-    messages = ds["message"].values[ds["status"].values == FAILED]
-    return f"; the first says: {printable(str(messages[0]))}" if len(messages) else ""
 
 
 def _status(options: argparse.Namespace) -> int:
@@ -441,7 +434,7 @@ def _report(options: argparse.Namespace) -> int:
 def _finished(path: Path) -> tuple[xr.Dataset, str | None]:
     """A Dataset, and the name of the experiment that made it, if its cases are still in rows."""
     from meanfield import results
-    from meanfield.results.cases import answered
+    from meanfield.results.cases import answered, first_message
 
     ds = results.read_dataset(path)
     name = ds.attrs.get("experiment")
@@ -449,11 +442,12 @@ def _finished(path: Path) -> tuple[xr.Dataset, str | None]:
         return ds, None
     if not answered(ds).sizes["case"]:
         n_failed = int((ds["message"] != "").sum())
-        raise ValueError(f"{path}: no case has an answer, {n_failed} failed{_first_message(ds)}")
+        raise ValueError(f"{path}: no case has an answer, {n_failed} failed{first_message(ds)}")
     return get(name).finish(ds), name
 
 
 def _grade(options: argparse.Namespace) -> int:
+    from meanfield.results.labels import outward
     from meanfield.transport import grade
     from meanfield.transport.submissions import SUFFIXES
 
@@ -471,7 +465,8 @@ def _grade(options: argparse.Namespace) -> int:
             _logger.error("%s", error)
             failed.append(file)
             continue
-        ends = f"{found.lower:16.10g} {found.upper:16.10g}"
+        low, high = (outward(found.lower, 10, up=False), outward(found.upper, 10, up=True))
+        ends = f"{low:16.10g} {high:16.10g}"
         errors = f"{found.plan_error:9.1e} {found.potentials_error:9.1e}"
         _say(f"{head}{found.file:32} {ends} {errors}  {found.blame}")
         head = ""

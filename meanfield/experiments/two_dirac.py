@@ -31,6 +31,7 @@ from meanfield.figures.selection import best, by_level, select
 from meanfield.lipschitz import LocalLipschitz, SecantRatio, local_lipschitz
 from meanfield.lipschitz.comparison import oriented, secants_along, split_secants
 from meanfield.results import Variable
+from meanfield.results.labels import outward
 
 __all__ = ["EXPERIMENT", "Settings"]
 
@@ -415,7 +416,8 @@ def answer(ds: xr.Dataset) -> list[str]:
         # Masked, light and heavy atoms at every scale of position may be worse than two.
         found = float(np.fmax(top.value, top.interleaved).max())
         where = f"{kind(causal)}, R = {float(top.radius[0]):.15g}"
-        bound, paper = (float(top[name][0]) for name in ("mean_field_bound", "theorem_3_5"))
+        ends = zip(("mean_field_bound", "theorem_3_5"), (9, 3), strict=True)
+        bound, paper = (outward(float(top[name][0]), digits, up=True) for name, digits in ends)
         of_paper = "" if causal else f"; of [CAP24], Theorem 3.5: {paper:.3g}"
         lines.append(
             f"{where}: largest constant found {found:,.9g}; "

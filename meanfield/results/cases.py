@@ -19,7 +19,7 @@ import numpy as np
 import xarray as xr
 
 from meanfield.results.atomic import DIGEST, digest_of, read_regular
-from meanfield.results.labels import Variable
+from meanfield.results.labels import Variable, printable
 
 Columns = Mapping[str, np.ndarray]
 PENDING, OK, NOT_CONVERGED, FAILED = range(4)
@@ -103,6 +103,12 @@ class Labels:
 def unless_nan(value: Any) -> Any:
     """The value of a parameter; None for NaN, which says that a case has none."""
     return value if value == value else None
+
+
+def first_message(ds: xr.Dataset) -> str:
+    """What the first failed case says, behind a semicolon; "" if none has failed."""
+    messages = ds["message"].values[ds["status"].values == FAILED]
+    return f"; the first says: {printable(str(messages[0]))}" if len(messages) else ""
 
 
 def is_true(flags: Any) -> Any:

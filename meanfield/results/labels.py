@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import decimal
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -170,6 +171,17 @@ def told_apart(numbers: Iterable[float]) -> list[str]:
         if len({*texts} - {"nan"}) == different:
             break
     return texts
+
+
+def outward(value: float, digits: int, *, up: bool) -> float:
+    """The nearest number of so many digits that is not below the value, or not above it.
+
+    Example:
+        >>> outward(0.99999, 3, up=True), outward(0.99999, 3, up=False)
+        (1.0, 0.999)
+    """
+    rounding = decimal.ROUND_CEILING if up else decimal.ROUND_FLOOR
+    return float(decimal.Context(digits, rounding).plus(decimal.Decimal(float(value))))
 
 
 def fitting(variable: Variable, value: Any, shape: tuple[int, ...]) -> Any:

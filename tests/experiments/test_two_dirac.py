@@ -139,6 +139,9 @@ def test_a_run_ends_with_the_largest_constant_between_its_bounds():
     assert radius == 2.0
     assert found == pytest.approx(bounds.two_dirac_lower(1.0, 2.0), rel=1e-3)
     assert found <= bound == pytest.approx(bounds.mean_field(1.0, 1.0, 2.0), rel=1e-5)
+    # What is called a bound is one, to its last digit.
+    assert bound >= bounds.mean_field(1.0, 1.0, 2.0)
+    assert plain[-1] >= bounds.theorem_3_5(1.0, 1.0, 2.0)
     assert plain[-1] == pytest.approx(bounds.theorem_3_5(1.0, 1.0, 2.0), rel=1e-2)
     assert masked[2] == pytest.approx(bounds.masked_mean_field(1.0, 1.0, 2.0), rel=1e-5)
     # Without the best ratio of the weights two Diracs are all that is found.

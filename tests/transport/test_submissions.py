@@ -6,6 +6,7 @@ import contextlib
 import math
 import shutil
 from collections.abc import Callable
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -232,6 +233,10 @@ def test_the_command_prints_a_table_and_says_how_it_went(tmp_path, right, capsys
     assert main(["grade", str(tmp_path)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 3 and lines[1].endswith("nothing") and "none given" in lines[2]
+    # The ends that are printed are ends.
+    for name, line in zip((f"{NAME}.all.npz", f"{NAME}.npy"), lines[1:], strict=True):
+        found, (low, high) = grade(tmp_path / name), map(Fraction, line.split()[1:3])
+        assert low <= found.lower <= found.upper <= high
     assert main(["grade", str(tmp_path / f"{NAME}.npy")]) == 0
     (tmp_path / f"{NAME}.bad.npz").write_bytes(b"PK")
     assert main(["grade", str(tmp_path)]) == 3
