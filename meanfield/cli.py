@@ -456,7 +456,8 @@ def _grade(options: argparse.Namespace) -> int:
         files = sorted(file for file in options.path.iterdir() if file.suffix in SUFFIXES)
         if not files:
             raise ValueError(f"{options.path}: expected files {' or '.join(SUFFIXES)}, got none")
-    head = f"{'file':32} {'lower':>16} {'upper':>16} {'plan off':>9} {'pot. off':>9}  blame\n"
+    width = max(32, *(len(file.name) for file in files))
+    head = f"{'file':{width}} {'lower':>16} {'upper':>16} {'plan off':>9} {'pot. off':>9}  blame\n"
     failed = []
     for file in files:
         try:
@@ -468,7 +469,7 @@ def _grade(options: argparse.Namespace) -> int:
         low, high = (outward(found.lower, 10, up=False), outward(found.upper, 10, up=True))
         ends = f"{low:16.10g} {high:16.10g}"
         errors = f"{found.plan_error:9.1e} {found.potentials_error:9.1e}"
-        _say(f"{head}{found.file:32} {ends} {errors}  {found.blame}")
+        _say(f"{head}{found.file:{width}} {ends} {errors}  {found.blame}")
         head = ""
     return 0 if not failed else 3 if options.path.is_dir() else 1
 

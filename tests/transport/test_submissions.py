@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
 import shutil
 from collections.abc import Callable
 from fractions import Fraction
@@ -246,6 +247,16 @@ def test_the_command_prints_a_table_and_says_how_it_went(tmp_path, right, capsys
     assert main(["grade", str(tmp_path / "absent.npy")]) == 1
     (tmp_path / "empty").mkdir()
     assert main(["grade", str(tmp_path / "empty")]) == 1
+
+
+def test_the_table_lines_up_where_names_are_long(tmp_path, right, capsys):
+    for of in ("mine", "by-a-solver-of-a-long-name"):
+        np.save(tmp_path / f"{NAME}.{of}.npy", right["sigma"])
+    assert main(["grade", str(tmp_path)]) == 0
+    head, *rows = capsys.readouterr().out.splitlines()
+    end = head.index("upper") + len("upper")
+    assert len(rows) == 2
+    assert all(re.search(r"\d$", row[:end]) and row[end] == " " for row in rows)
 
 
 @pytest.mark.parametrize(
