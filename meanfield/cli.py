@@ -410,11 +410,13 @@ def _status(options: argparse.Namespace) -> int:
 
 
 def _plot(options: argparse.Namespace) -> int:
+    from meanfield.results.cases import is_sweep
+
     ds, name = _finished(options.store)
     folder = options.out or options.store.parent
     folder.mkdir(parents=True, exist_ok=True)
     _draw(ds, name, folder, stem=name or options.store.stem, formats=options.format)
-    return 0
+    return _summary(ds) if is_sweep(ds) else 0
 
 
 def _report(options: argparse.Namespace) -> int:

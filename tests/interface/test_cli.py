@@ -215,7 +215,10 @@ def test_a_sweep_of_ones_own_has_a_report_and_figures(tmp_path, capsys):
     assert "3 cases of 1 parameter" in page and "2 ok, 1 failed" in page
     assert "1 failed: ZeroDivisionError" in page
     assert 'alt="inverse against x."' in page
-    assert cli.main(["plot", str(store)]) == 0
+    capsys.readouterr()
+    assert cli.main(["plot", str(store)]) == 3
+    said = capsys.readouterr()
+    assert "3 cases, 0 not converged, 1 failed" in said.out and "ZeroDivisionError" in said.err
     assert (tmp_path / "own-inverse.png").stat().st_size > 2000
     sweep(Task(lambda x: {"y": x}, name="one"), {"x": [1]}, store=tmp_path / "one.sweep")
     capsys.readouterr()
@@ -409,6 +412,10 @@ def test_a_signal_during_a_case_keeps_those_before_it(tmp_path, capsys, monkeypa
     said = capsys.readouterr().err.strip().splitlines()[-1]
     assert said.startswith(f"meanfield: ended by {name}: {n_kept} of ")
     assert not list(store.glob(".*"))
+    # What was cut short is drawn with a line that says so.
+    assert cli.main(["plot", str(store)]) == 0
+    waiting = re.search(r"0 failed, (\d+) pending", capsys.readouterr().out)
+    assert waiting and int(waiting[1]) > 0
 
 
 @pytest.mark.parametrize(
