@@ -114,10 +114,19 @@ def _commit() -> str | None:
     return done.stdout.strip()
 
 
+def _quoted(argument: str) -> str:
+    """An argument for a shell, which knows "~/" where it stands first and is not quoted."""
+    home = str(Path.home()) + "/"
+    if argument.startswith(home):
+        return "~/" + shlex.quote(argument.removeprefix(home))
+    return '"$HOME"/'.join(map(shlex.quote, argument.split(home)))
+
+
 def _command() -> str:
     program = Path(sys.argv[0] or "python")
     # Without its folder: results are shared, and home folders are private.
-    name = f"python -m {program.parent.name}" if program.name == "__main__.py" else program.name
-    home = str(Path.home()) + "/"
-    command = shlex.join([*name.split(), *(a.replace(home, "~/") for a in sys.argv[1:])])
+    words = ["python", program.name] if program.suffix == ".py" else [program.name]
+    if program.name == "__main__.py":
+        words = ["python", "-m", program.parent.name]
+    command = " ".join([*map(shlex.quote, words), *map(_quoted, sys.argv[1:])])
     return command.encode(errors="backslashreplace").decode()  # names of files may not be UTF-8

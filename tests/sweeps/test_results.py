@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -301,6 +302,26 @@ def test_provenance_is_one_json_string_with_what_is_needed_to_run_again():
     assert (record["seed"], record["dtype"], record["device"]) == (3, "float64", None)
     assert record["versions"]["numpy"] == np.__version__
     assert os.sep + "home" not in record["command"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["/tmp/us er.py", "a b"], ["python", "us er.py", "a b"]),
+        (["/bin/meanfield", "--out", "~/h$x", ""], ["meanfield", "--out", "~/h$x", ""]),
+        (["meanfield", "--out=~/hbx"], ["meanfield", "--out=~/hbx"]),
+        (["/lib/mean/__main__.py", "list"], ["python", "-m", "mean", "list"]),
+    ],
+)
+def test_a_shell_reads_the_command_as_it_was_given(monkeypatch, argv, words):
+    home = str(Path.home())
+    monkeypatch.setattr(sys, "argv", [one.replace("~", home) for one in argv])
+    command = json.loads(provenance())["command"]
+    assert home not in command
+    printed = subprocess.run(
+        ["sh", "-c", f"printf '%s\\n' {command}"], capture_output=True, text=True, check=True
+    )
+    assert printed.stdout == "".join(one.replace("~", home) + "\n" for one in words)
 
 
 def test_the_commit_of_the_source_tree_says_whether_files_were_changed(tmp_path, monkeypatch):
