@@ -89,6 +89,10 @@ def whole(path: Path, *, replace: bool = True) -> Iterator[Path]:
         else:
             _place_new(hidden, path)
         sync(path.parent)
+    except OSError as error:
+        if error.filename is None and error.errno is not None:
+            error.filename = str(path)  # a full disk is told of a descriptor, which has no name
+        raise
     finally:
         _remove(hidden)
 

@@ -80,6 +80,13 @@ def test_a_full_disk_is_an_error_and_what_was_acknowledged_stays(tmp_path, monke
     check_all(tmp_path, reached)
 
 
+def test_a_full_disk_is_told_with_the_file_that_had_no_room(tmp_path, monkeypatch):
+    refusing(monkeypatch, "write", errno.ENOSPC, lambda *_: True)
+    with pytest.raises(OSError, match=f"No space left on device: '{tmp_path / 'figure.png'}'"):
+        atomic.write_whole(tmp_path / "figure.png", b"...")
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("code", [None, errno.EPERM, errno.ENOTSUP, errno.ENOSYS])
 def test_with_and_without_hard_links_a_file_is_made_once(tmp_path, monkeypatch, code):
     if code:
