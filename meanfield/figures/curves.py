@@ -97,9 +97,18 @@ def formula(
 
 
 def power_law(ax: Axes, fits: xr.Dataset, n: Any, **style: Any) -> None:
-    """The law C nᵖ of the first of the fits, over the range of n; where none holds the label."""
+    """The law C nᵖ of the first of the fits, over the range of n.
+
+    Where none holds, its label goes to what was drawn last in this colour: the points.
+    """
     if not fits.sizes["fit"] or not fits.fit_holds[0]:
-        ax.plot([], [], " ", **style)  # words without a line
+        from matplotlib.colors import same_color
+
+        same = lambda line: same_color(line.get_color(), style["color"])  # noqa: E731
+        for line in [line for line in ax.get_lines() if same(line)][-1:]:
+            own = str(line.get_label())
+            words = [*([] if own.startswith("_") else [own]), style.get("label", "")]
+            line.set_label(", ".join(filter(None, words)) or own)
         return
     C, p = float(fits.fit_constant[0]), float(fits.fit_exponent[0])
     formula(ax, lambda x: C * x**p, n, "-", **{"linewidth": 1.4, **style})

@@ -35,7 +35,7 @@ from meanfield.experiments import (
     sharpness,
     two_dirac,
 )
-from meanfield.figures.charts import Chart, Curve
+from meanfield.figures.charts import Chart, Curve, Law
 from meanfield.figures.curves import curve, formula, law
 from meanfield.figures.legends import place_legend
 from meanfield.figures.plots import figures_of, secants
@@ -705,3 +705,35 @@ def test_a_lower_bound_is_named_by_its_formula_and_no_marker_hides_another():
     assert "− ‖V‖/3" in str(quadratic_growth.GROWTH.__doc__)
     points = [one for one in lines if str(one.get_label()).startswith("local constant")]
     assert len(points) == 2 and {one.get_fillstyle() for one in points} == {"none"}
+
+
+def of_fits(exponents, lower, holds):
+    """Fits of constants that grow as these powers of n, one in each layer."""
+    n, p = np.array([2.0, 4.0, 8.0]), np.array(exponents)
+    fits = {"constant": np.ones(len(p)), "exponent": p, "holds": holds}
+    fits |= {"exponent_lower": lower, "exponent_upper": 2 * p - lower}
+    fits |= {"exponent_small": p, "exponent_large": p}
+    labels = {"law": ["free"] * len(p), "quantity": ["y"] * len(p), "layer": np.arange(len(p))}
+    return xr.Dataset(
+        {
+            "y": (("case", "layer"), n[:, None] ** p),
+            **{f"fit_{name}": ("fit", values) for name, values in fits.items()},
+        },
+        {
+            "n_tokens": ("case", n),
+            "layer": np.arange(len(p)),
+            **{f"fit_{name}": ("fit", values) for name, values in labels.items()},
+        },
+    )
+
+
+def test_where_no_law_holds_its_words_name_the_points():
+    ds = of_fits([0.1, 0.4], np.array([0.0, 0.3]), [False, True])
+    for own, first in (("", "layer 0: "), ("y {layer}", "y 0, layer 0: ")):
+        curves = [Curve("y", own, "o"), Law("y", "layer {layer}: ")]
+        ax = Chart("", "n_tokens", curves, "t", by="layer", log="xy")(ds)
+        handles, labels = ax.get_legend_handles_labels()
+        named = dict(zip(labels, handles, strict=True))
+        label = first + "$n^{0.10}$ to $n^{0.10}$"
+        assert named[label].get_marker() == "o" and len(named[label].get_xdata()) == 3
+        assert named["layer 1: $1\\,n^{0.40}$ [0.30, 0.50]"].get_linestyle() == "-"
