@@ -303,10 +303,13 @@ def exponents(quantities: Mapping[str, str]) -> Callable[..., Axes]:
             ax.plot(x[~holds], p[~holds], "o", color=f"C{k}", markerfacecolor="white", zorder=3)
         for exponent in (0.25, 0.5):
             ax.axhline(exponent, color="black", linestyle=":", linewidth=0.9, gid=FORMULA)
-        ax.set(xlabel="layer", ylabel=r"exponent p of $C\,n^p$, 95 % interval")
+        known = any(bool(one.fit_exponent_lower.notnull().any()) for *_, one in fitted)
+        interval = ", 95 % interval" if known else ""
+        ax.set(xlabel="layer", ylabel=rf"exponent p of $C\,n^p${interval}")
         ax.set_xticks(np.unique(ds.fit_layer.values))
         hollow = "" if all(one.fit_holds.all() for *_, one in fitted) else "; hollow: no one law"
-        ax.set_title(f"Growth exponents (dotted: 1/4 and 1/2{hollow})\n{model_and_text(ds)}")
+        bare = "" if known else "; no intervals of fewer than 3 windows"
+        ax.set_title(f"Growth exponents (dotted: 1/4 and 1/2{hollow}{bare})\n{model_and_text(ds)}")
         return ax
 
     return draw

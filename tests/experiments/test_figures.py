@@ -38,7 +38,7 @@ from meanfield.experiments import (
 from meanfield.figures.charts import Chart, Curve, Law
 from meanfield.figures.curves import curve, formula, law
 from meanfield.figures.legends import place_legend
-from meanfield.figures.plots import figures_of, secants
+from meanfield.figures.plots import exponents, figures_of, secants
 from meanfield.figures.selection import best, by_level, levels, model_and_text, select
 from meanfield.results import Variable, to_cube
 from meanfield.sweeps import Task
@@ -737,3 +737,11 @@ def test_where_no_law_holds_its_words_name_the_points():
         label = first + "$n^{0.10}$ to $n^{0.10}$"
         assert named[label].get_marker() == "o" and len(named[label].get_xdata()) == 3
         assert named["layer 1: $1\\,n^{0.40}$ [0.30, 0.50]"].get_linestyle() == "-"
+
+
+@pytest.mark.parametrize("n_known", [0, 1])
+def test_intervals_are_named_where_there_are_some(n_known):
+    ds = of_fits([0.1, 0.4], np.array([np.nan, [np.nan, 0.3][n_known]]), [True, True])
+    ax = exponents({"y": "y"})(ds)
+    assert ("95 % interval" in ax.get_ylabel()) == (n_known > 0)
+    assert ("no intervals of fewer than 3 windows" in ax.get_title()) == (n_known == 0)
