@@ -86,10 +86,7 @@ def count(ds: xr.Dataset, *, ax: Axes) -> Axes:
 
 @figure("points")
 def paths(ds: xr.Dataset, *, ax: Axes, space: str = "plane") -> Axes:
-    """Paths of the particles in the first two coordinates, and where they end.
-
-    Of the largest β.
-    """
+    """Paths of the particles in two coordinates, and where they end, of the largest β."""
     rows = select(ds, space=space, beta=float(ds.beta.max()))
     points = rows.isel(case=0).points.values
     draw_paths(ax, points)

@@ -126,8 +126,8 @@ def _of_kernel(kernel: str, fmt: str) -> Curve:
 
 
 ERRORS = Chart(
-    "The error of the preimage against the number of fixed-point steps.\n\n"
-    "Of the tokens that are spread most.",
+    "The error of the preimage against the number of fixed-point steps, of the tokens that are "
+    "spread most.",
     "step",
     [
         _of_kernel("l2", "-"),

@@ -71,7 +71,7 @@ def measure(
 
 @figure("w2", "mean_error")
 def slopes(ds: xr.Dataset, *, ax: Axes) -> Axes:
-    """W₂ and the gap of the means between n samples and many, against n."""
+    """W₂ and the gap of the means between n samples and many, averages over draws, against n."""
     for colour, dim, rows in by_level(ds, "dim"):
         mean = rows.groupby("n_particles").mean()
         # Not round: those follow the colours.
@@ -83,7 +83,7 @@ def slopes(ds: xr.Dataset, *, ax: Axes) -> Axes:
             hollow["label"] = f"means, {when}{_slope(at, 'mean_error')}"
             curve(ax, at, "n_particles", "mean_error", f"{mark}--", **hollow)
     ax.set(xscale="log", yscale="log", xlabel="samples n", ylabel="distance to many samples")
-    ax.set_title("Distance of n samples to many, at the start and in depth")
+    ax.set_title("Distance of n samples to many, at the start and in depth\naverages over draws")
     return ax
 
 

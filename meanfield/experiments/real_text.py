@@ -117,7 +117,8 @@ _AXES: Any = {"by": "layer", "ticks": True, "xlabel": "number of tokens n"}
 def constants(causal: bool) -> Chart:
     """The chart of the plain or the masked cases."""
     return Chart(
-        "Local constant against n per layer; lines: fits, with 95 % intervals of the exponents.",
+        f"Local constant against n per layer, {kind(causal)}; lines: fits, with 95 % intervals of "
+        "the exponents from three windows on.",
         "n_tokens",
         [
             Curve("constant", fmt="o", markersize=3, alpha=0.5),

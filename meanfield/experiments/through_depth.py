@@ -220,9 +220,9 @@ def _titled(what: str) -> Callable[[xr.Dataset], str]:
 
 _OF_FIRST: Any = {"rows": _first, "xlabel": "block", "ticks": True}
 CONSTANTS = Chart(
-    "Constants of the blocks, of the network up to each, and the products; medians of windows.\n\n"
-    "Beside them what the network's constant is at most while every token moves by ε, relative to "
-    "its size, as far as that is below the product of upper bounds. Of the first model.",
+    "Constants of the blocks of the first model, of the network up to each, and the products; "
+    "medians of windows. Beside them what the network's constant is at most while every token "
+    "moves by ε, relative to its size, as far as that is below the product of upper bounds.",
     "layer",
     [
         Curve("constant", "block", along="case", color="tab:blue"),
@@ -244,7 +244,8 @@ CONSTANTS = Chart(
     **_OF_FIRST,
 )
 DISPLACEMENT = Chart(
-    "How far the cloud moves in W2, and its tokens one by one, in units of the radius.",
+    "How far the cloud of the first model moves in W₂, and its tokens one by one, in units of the "
+    "radius.",
     "layer",
     [
         Curve("displacement/radius", "each token to its image", along="case"),

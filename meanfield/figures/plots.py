@@ -239,7 +239,8 @@ def secants(causal: bool, rows: Rows, *, split: bool = False) -> Chart:
         return Curve(f"{of}_secant/euclidean", label, fmt, rows=along, **style)
 
     return Chart(
-        "Secant ratios over the Euclidean constant of n tokens, as the step shrinks.",
+        "Secant ratios over the Euclidean constant of n tokens, as the step shrinks, "
+        f"{kind(causal)}.",
         "step",
         [
             # Its marker is in the legend alone: on the curve it would hide those of W₂.
@@ -276,7 +277,7 @@ def exponents(quantities: Mapping[str, str]) -> Callable[..., Axes]:
 
     @figure("fit_exponent", "fit_exponent_lower", "fit_exponent_upper", "fit_holds")
     def draw(ds: xr.Dataset, *, ax: Axes) -> Axes:
-        """Fitted exponents with their jackknife intervals, by layer; hollow: no one law."""
+        """Fitted exponents with their jackknife intervals, by layer."""
         masks = levels(ds, "fit_causal") if "fit_causal" in ds else [None]
         series = [
             (
@@ -312,4 +313,8 @@ def exponents(quantities: Mapping[str, str]) -> Callable[..., Axes]:
         ax.set_title(f"Growth exponents (dotted: 1/4 and 1/2{hollow}{bare})\n{model_and_text(ds)}")
         return ax
 
+    draw.__doc__ = (
+        f"Exponents fitted to {', '.join(quantities)}, with their jackknife intervals from three "
+        "windows on, by layer; hollow: no one law."
+    )
     return draw

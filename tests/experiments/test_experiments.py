@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import pickle
 from dataclasses import replace
 
@@ -66,6 +67,15 @@ def test_masked_attention_exceeds_the_unmasked_bound_and_not_the_hardy_bound():
     assert (ds.largest <= ds.hardy_bound).all()
     assert (ds.largest < ds.unmasked_bound)[~zero].all()
     assert "where that is small" in str(masked_bound.HARDY.__doc__)
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_a_page_shows_the_whole_caption_of_every_figure_and_none_twice(name):
+    drawn = get(name).figures.values()
+    captions = [str(one.__doc__) for one in drawn if not isinstance(one, functools.partial)]
+    captions += [str(one.func.__doc__) for one in drawn if isinstance(one, functools.partial)][:1]
+    assert not any("\n" in caption.strip() for caption in captions)
+    assert len({*captions}) == len(captions)
 
 
 def test_the_largest_of_several_has_converged_where_all_have(monkeypatch):
