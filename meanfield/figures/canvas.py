@@ -27,6 +27,8 @@ FORMULA = "formula"  # the group id of lines that are no column of the Dataset
 _MARKERS = "osD^vPX*<>"
 _STYLES = ("house", "paper")
 _FEW = 6  # markers along a curve of many points
+_CHARACTER = 0.018  # of a name of a tick, over the width of the Axes
+_DECADES = 200  # of an axis, from which on its limits are set by hand
 _NOTHING = {"None", None, "", " "}  # for a line or a marker that is none
 
 _STYLE: Any = {
@@ -139,6 +141,7 @@ def figure(*columns: str) -> Callable[[Draw], Draw]:
             _leave_out_what_is_not_drawn(new)
             _mark(new)
             _dash(new)
+            _far_logs(canvas)
             _readable_logs(canvas)
             if title is not None or rcParams["axes.titlecolor"] == "none":
                 canvas.set_title(title or "")
@@ -226,14 +229,22 @@ def _dash(lines: Sequence[Any]) -> None:
 
 
 def ticks_at(ax: Axes, x: Any) -> None:
-    """Ticks where the data are, if they are few."""
+    """Ticks where the data are, if they are few, and most have room for their names."""
     from matplotlib.ticker import FixedFormatter, FixedLocator, NullFormatter
 
     values = np.unique(np.asarray(x, float))
     values = values[np.isfinite(values)]
-    if len(values) <= _FEW + 2:
+    if not 0 < len(values) <= _FEW + 2:
+        return
+    places = ax.xaxis.get_transform().transform(values)
+    places = (places - places[0]) / (places[-1] - places[0] or 1.0)
+    names, free = told_apart(values), -np.inf
+    for k, place in enumerate(places):
+        half = _CHARACTER * (len(names[k]) + 1) / 2
+        names[k], free = (names[k], place + half) if place - half >= free else ("", free)
+    if 2 * names.count("") <= len(names):
         ax.xaxis.set_major_locator(FixedLocator(values.tolist()))
-        ax.xaxis.set_major_formatter(FixedFormatter(told_apart(values)))
+        ax.xaxis.set_major_formatter(FixedFormatter(names))
         ax.xaxis.set_minor_formatter(NullFormatter())
         ax.xaxis.set_minor_locator(FixedLocator([]))
 
@@ -264,6 +275,28 @@ def in_words(text: str) -> str:
     except ValueError:
         return literal(text)
     return text
+
+
+def _far_logs(ax: Axes) -> None:
+    """Limits and ticks of logarithmic axes whose own would leave the range of numbers."""
+    from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
+
+    far = {}
+    for name, axis, most in (("x", ax.xaxis, ax.dataLim.x1), ("y", ax.yaxis, ax.dataLim.y1)):
+        if axis.get_scale() == "log" and 0 < axis.get_minpos() < most < np.inf:
+            low, high = np.log10([axis.get_minpos(), most])
+            if high - low > _DECADES:
+                far[name] = axis, low, high
+    ax.set(**{f"autoscale{name}_on": False for name in far})  # both, before either is looked at
+    for name, (axis, low, high) in far.items():
+        margin = 0.05 * (high - low)
+        ends = 10 ** max(low - margin, -323.0), 10 ** min(high + margin, 308.25)
+        ax.set(**{f"{name}lim": ends})
+        if not isinstance(axis.get_major_locator(), FixedLocator):
+            powers = np.linspace(np.ceil(low), np.floor(high), 6).round()
+            axis.set_major_locator(FixedLocator((10.0**powers).tolist()))
+            axis.set_major_formatter(FixedFormatter([f"$10^{{{k:.0f}}}$" for k in powers]))
+        axis.set_minor_locator(NullLocator())
 
 
 def _readable_logs(ax: Axes) -> None:

@@ -745,3 +745,28 @@ def test_intervals_are_named_where_there_are_some(n_known):
     ax = exponents({"y": "y"})(ds)
     assert ("95 % interval" in ax.get_ylabel()) == (n_known > 0)
     assert ("no intervals of fewer than 3 windows" in ax.get_title()) == (n_known == 0)
+
+
+@pytest.mark.parametrize("x", [[0, 1e-3, 1, 1000], [-2, -1, 0, 1, 100], [1, 1.2, 1.4, 9]])
+def test_no_name_of_a_tick_covers_another(x):
+    ds = xr.Dataset({"y": ("case", np.arange(len(x)) * 1.0)}, {"x": ("case", np.array(x) * 1.0)})
+    with figures.style():
+        ax = figures.plot_growth(ds, x="x", y="y")
+        ax.figure.draw_without_rendering()
+        named = [text for text in ax.get_xticklabels() if text.get_text()]
+        boxes = [text.get_window_extent() for text in named]
+    assert len(boxes) > 1
+    assert all(left.x1 < right.x0 for left, right in itertools.pairwise(boxes))
+
+
+@pytest.mark.parametrize("along", ["x", "y", "xy"])
+@pytest.mark.parametrize("values", [[1e-300, 1.0, 1e300], [1e-320, 1.0, 2.0], [1.0, 2.0, 1e308]])
+def test_values_of_any_size_are_inside_the_axes(along, values, tmp_path):
+    columns = {"x": [1.0, 2.0, 3.0], "y": [1.0, 2.0, 3.0]} | dict.fromkeys(along, values)
+    ds = xr.Dataset({"y": ("case", columns["y"])}, {"x": ("case", columns["x"])})
+    ax = figures.plot_growth(ds, x="x", y="y")
+    ax.figure.savefig(tmp_path / "figure.png")
+    inside = ax.transAxes.inverted().transform(
+        ax.transData.transform(ax.get_lines()[0].get_xydata())
+    )
+    assert (inside >= -1e-9).all() and (inside <= 1 + 1e-9).all()
