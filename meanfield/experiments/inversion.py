@@ -148,7 +148,7 @@ EXPERIMENT = Experiment(
     [
         Variable("error", "largest relative error of the preimage after k steps", dims=("step",)),
         Variable("certified", "largest certified relative error (infinite where refuted)"),
-        Variable("true_error", "largest relative error of that answer"),
+        Variable("true_error", "largest true relative error of the certified preimage"),
         Variable("steepness", "largest steepness seen, over the constant used"),
         Variable("constant", "constant L that the layer is scaled by"),
         Variable("measured", "largest local Euclidean constant at the inputs"),

@@ -45,7 +45,7 @@ class Settings:
     radii: tuple[float, ...] = over(
         "radius",
         (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 2.5, 3.0),
-        "R",
+        "radius R of the ball",
         quick=(0.5, 1.0, 2.0),
         units="length",
     )

@@ -284,7 +284,7 @@ _OF_BLOCKS = {
     "splitting": "splitting component of the block's constant",
     "upper": "certain upper bound of the block's constant (NaN: none proved)",
     "product": "product of the blocks' constants up to this block",
-    "product_upper": "product of the blocks' upper bounds up to here (NaN: none proved)",
+    "product_upper": "product of the blocks' upper bounds up to this block (NaN: none proved)",
     "displacement": "root mean square of what each token moves by",
     "arc_length": "sum of the W2 distances up to this block",
     "radius": "root mean square of the token norms after the block",
@@ -292,8 +292,11 @@ _OF_BLOCKS = {
 }
 _OF_BALLS = {
     "ball": "certain bound of `through` while tokens move by epsilon, layer by layer",
-    "ball_measured": "the same with what was measured, but for the miss of `through_upper`",
-    "ball_radius": "no token is moved by more after this block",
+    "ball_measured": (
+        "bound of `through` while tokens move by epsilon, from what was measured, certain but for "
+        "the miss of `through_upper`"
+    ),
+    "ball_radius": "what a token is moved by at most, after this block",
 }
 _DIMS = ("layer",)
 EXPERIMENT = Experiment(

@@ -255,14 +255,19 @@ _VARIABLES = (
     *LocalLipschitz.columns("euclidean", words="Euclidean constant of the sequence of n tokens"),
     Variable("euclidean_secant", "Euclidean secant along the worst direction", dims=("step",)),
     *SecantRatio.columns(
-        "wasserstein_secant", *_ENDS, words="Wasserstein secant along the same", dims=("step",)
+        "wasserstein_secant",
+        *_ENDS,
+        words="Wasserstein secant along the worst direction",
+        dims=("step",),
     ),
     Variable("splitting_secant", "Wasserstein secant, the worst atom split", dims=("step",)),
     Variable("two_dirac_entry", "heavy-light entry, lower bound of the particle component"),
     Variable("interleaved", "local constant with atoms at many scales of position (masked)"),
     Variable("two_dirac_lower", "what two Diracs reach at least (masked: a limit of scales)"),
     Variable("mean_field_bound", "upper bound over all measures in the ball"),
-    Variable("theorem_3_5", "the same by Theorem 3.5 (NaN where masked)"),
+    Variable(
+        "theorem_3_5", "upper bound over all measures in the ball, Theorem 3.5 (NaN: masked)"
+    ),
     Variable("general_bound", "upper bound over n tokens in the ball, Theorem 3.3"),
     Variable("general_lower", "what n tokens in the ball reach at least, Proposition 3.4"),
 )

@@ -43,8 +43,8 @@ VARIABLES = (
     ),
     *LocalLipschitz.columns("euclidean", words="Euclidean constant of the discrete map at X"),
     *LocalLipschitz.columns("wasserstein", words="local Wasserstein constant at the measure of X"),
-    Variable("particle", "its component with atoms moved as a whole"),
-    Variable("splitting", "its component with one atom split"),
+    Variable("particle", "local Wasserstein constant, atoms moved as a whole"),
+    Variable("splitting", "local Wasserstein constant, one atom split"),
 )
 
 

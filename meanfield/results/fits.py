@@ -252,7 +252,12 @@ def fit_laws(curves: Sequence[tuple[Mapping[str, Any], Any, Any, Any, Any]]) -> 
         fit_power(n, y, exponent=exponent, groups=groups, converged=converged)
         .drop_vars("n_groups")
         .assign(halves(n, y, groups, converged))
-        .assign_coords({name: ((), value, {"long_name": name}) for name, value in place.items()})
+        .assign_coords(
+            {
+                name: ((), value, {"long_name": f"of a fit: {name}"})
+                for name, value in place.items()
+            }
+        )
         for labels, n, y, groups, converged in curves
         for law, exponent in LAWS.items()
         for place in [{**labels, "law": law}]
@@ -287,5 +292,9 @@ def halves(n: Any, y: Any, groups: Any, converged: Any) -> dict[str, Any]:
     return {
         "exponent_small": small.exponent.assign_attrs(long_name=words.format("smaller")),
         "exponent_large": large.exponent.assign_attrs(long_name=words.format("larger")),
-        "holds": ((), gap <= max(_BEND, width), {"long_name": "whether the two agree"}),
+        "holds": (
+            (),
+            gap <= max(_BEND, width),
+            {"long_name": "whether the exponents of the halves of n agree"},
+        ),
     }

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import pickle
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -76,6 +78,14 @@ def test_a_page_shows_the_whole_caption_of_every_figure_and_none_twice(name):
     captions += [str(one.func.__doc__) for one in drawn if isinstance(one, functools.partial)][:1]
     assert not any("\n" in caption.strip() for caption in captions)
     assert len({*captions}) == len(captions)
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_a_long_name_stands_alone(name):
+    words = [one.long_name for one in get(name).variables]
+    words += [one.metadata["meaning"] for one in dataclasses.fields(get(name).settings)]
+    neighbour = re.compile(r"\b(the same|that answer|its component|the two agree|here)\b")
+    assert not [text for text in words if neighbour.search(text) or len(text) < 3]
 
 
 def test_the_largest_of_several_has_converged_where_all_have(monkeypatch):
