@@ -122,7 +122,7 @@ def _of_kernel(kernel: str, fmt: str) -> Curve:
         case = select(ds, kernel=kernel).isel(case=0)
         return case.assign(error=case.error.where(np.isfinite(case.error)))
 
-    return Curve("error", f"{kernel}, c = {{factor}}", fmt, rows=rows)
+    return Curve("error", f"{kernel.replace('l2', 'L2')}, c = {{factor}}", fmt, rows=rows)
 
 
 ERRORS = Chart(

@@ -174,8 +174,8 @@ TIGHTNESS = Chart(
             linewidth=1.4,
         ),
         Formula(
-            lambda n, at: [1 + 4 * _spread_of_groups(one) for one in n],
-            r"equal groups, odd n: $1+4\,W_0((n-1)e^{-3/2})$",
+            lambda n, at: [1 + 4 * _spread_of_groups(one) if one >= 3 else np.nan for one in n],
+            r"equal groups, reached at odd $n\geq 3$: $1+4\,W_0((n-1)e^{-3/2})$",
             ":",
             color="tab:orange",
             linewidth=1.4,

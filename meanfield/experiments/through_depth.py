@@ -275,7 +275,7 @@ def _side_by_side(quantity: str, what: str) -> Chart:
         _titled(whole),
         by="model",
         log="y",
-        xlabel="block / number of blocks",
+        xlabel="blocks passed / number of blocks",
         ylabel=what,
     )
 

@@ -29,7 +29,10 @@ from meanfield import (
 from meanfield.errors import NoCases
 from meanfield.experiments import (
     clustering,
+    get,
+    inversion,
     kernel_growth,
+    l2_tightness,
     mean_field_limit,
     quadratic_growth,
     sharpness,
@@ -42,6 +45,7 @@ from meanfield.figures.plots import exponents, figures_of, secants
 from meanfield.figures.selection import best, by_level, levels, model_and_text, select
 from meanfield.results import Variable, to_cube
 from meanfield.sweeps import Task
+from tests.experiments.test_columns import random_dataset
 
 TINY = two_dirac.Settings(
     radii=(1.0, 1.5),
@@ -770,3 +774,22 @@ def test_values_of_any_size_are_inside_the_axes(along, values, tmp_path):
         ax.transData.transform(ax.get_lines()[0].get_xydata())
     )
     assert (inside >= -1e-9).all() and (inside <= 1 + 1e-9).all()
+
+
+def test_names_of_axes_and_legends_say_what_is_drawn():
+    l2 = random_dataset("l2-tightness")
+    groups = [
+        one
+        for one in l2_tightness.TIGHTNESS(l2, legend=False).get_lines()
+        if "equal groups" in str(one.get_label())
+    ]
+    assert min(groups[0].get_xdata()) >= 3  # of two tokens there are no two groups
+    ax = inversion.ERRORS(random_dataset("inversion"))
+    assert {label.partition(",")[0] for label in ax.get_legend_handles_labels()[1]} == {
+        "L2",
+        "dot product",
+        "$c^k$",
+    }
+    ax = get("through-depth").figures["models"](random_dataset("through-depth"))
+    assert ax.get_xlabel() == "blocks passed / number of blocks"
+    assert max(ax.get_lines()[0].get_xdata()) == 1.0
