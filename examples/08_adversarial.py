@@ -149,7 +149,8 @@ if __name__ == "__main__":  # worker processes import this file
     ds = run(grid, fixed, executor=options.workers)
     results.write_dataset(ds, options.out / "adversarial.nc")
     far = ds.isel(case=np.flatnonzero(ds.n_tokens == ds.n_tokens.max()))
-    print(far[["constant", "head_constant", "gamma", "general_bound"]].to_dataframe().round(3))
+    columns = ["constant", "head_constant", "gamma", "general_bound"]
+    print(far[columns].to_dataframe().round(3).to_string())
     print(f"best head: {ds.attrs['best_head']}")
     free = ds.isel(fit=np.flatnonzero(ds.fit_law == "free"))
     print(free.fit_exponent.to_dataframe().round(3).to_string())

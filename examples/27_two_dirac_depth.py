@@ -133,7 +133,7 @@ def against_weight(ds, *, ax):
         start = partial(one_layer, radius=radius)
         formula(ax, start, rows.offset, ":", color=colour, linewidth=1)
     ax.plot([], [], "k:", linewidth=1, label="one layer at t = 0")
-    ax.set(yscale="log", xlabel="log-ratio of the weights, relative to `two_dirac_best_log_ratio`")
+    ax.set(yscale="log", xlabel="log-ratio of the weights, relative to the best of one layer")
     ax.set_ylabel(f"local constant of the flow to t = {float(ds.time[-1]):g}")
     ax.set_title("Two Diracs: constant of the flow against the light weight")
 
