@@ -89,6 +89,7 @@ def measure(s: Settings, kernel: str, spread: float, factor: float) -> dict[str,
         "steepness": float(found.steepness.max()),
         "constant": constant,
         "measured": local,
+        "measured_converged": bool(here.converged.all()),
         "steps_bound": _predicted(first, factor),
         "steps_measured": _predicted(first, factor * local / constant),
         "steps_taken": found.n_steps if bool(found.converged.all()) else math.nan,
@@ -152,6 +153,9 @@ EXPERIMENT = Experiment(
         Variable("steepness", "largest steepness seen, over the constant used"),
         Variable("constant", "constant L that the layer is scaled by"),
         Variable("measured", "largest local Euclidean constant at the inputs"),
+        Variable(
+            "measured_converged", "whether the constants at the inputs converged", dtype="bool"
+        ),
         Variable("steps_bound", "steps to 1e-12 that c predicts"),
         Variable("steps_measured", "steps to 1e-12 that the measured constant predicts"),
         Variable("steps_taken", "steps to 1e-12 by the certified residual (NaN if never)"),

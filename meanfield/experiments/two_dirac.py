@@ -180,7 +180,7 @@ def measure(
                     every = sampling.interleaved_diracs(
                         R[best], z[best], pair.direction, scales=s.scales, growth=1.5
                     )
-                    _put(found, cases[best], {"interleaved": local_lipschitz(F, every).value})
+                    _put(found, cases[best], local_lipschitz(F, every).values("interleaved"))
         for (n,), cases in _alike(of_layer[n_tokens[of_layer] > 0], n_tokens):
             tokens = stack([pair.tokens(R, n) for R in radius[cases].tolist()])
             _put(found, cases, _sequences(s, F, tokens, radius[cases]))
@@ -262,7 +262,9 @@ _VARIABLES = (
     ),
     Variable("splitting_secant", "Wasserstein secant, the worst atom split", dims=("step",)),
     Variable("two_dirac_entry", "heavy-light entry, lower bound of the particle component"),
-    Variable("interleaved", "local constant with atoms at many scales of position (masked)"),
+    *LocalLipschitz.columns(
+        "interleaved", words="local constant with atoms at many scales of position (masked)"
+    ),
     Variable("two_dirac_lower", "what two Diracs reach at least (masked: a limit of scales)"),
     Variable("mean_field_bound", "upper bound over all measures in the ball"),
     Variable(

@@ -174,6 +174,13 @@ def test_a_dataset_without_the_cases_says_so(ds):
         FIGURES["growth-in-radius-masked"](plain)
 
 
+def test_the_constant_at_many_scales_has_its_evidence(ds):
+    known = ds.interleaved.notnull().values
+    assert known.any() and ds.interleaved_converged.values.all()
+    assert (ds.interleaved <= ds.interleaved_upper).values[known].all()
+    assert (ds.interleaved_residual < 1e-6).values[known].all()
+
+
 def test_the_style_is_left_behind():
     import matplotlib as mpl
 
