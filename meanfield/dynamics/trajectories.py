@@ -72,14 +72,23 @@ class FlowProblem:
                     # are merged as soon as they meet.
                     if self.coalesce and meets(moving, self.coalesce):
                         break
-                if not is_traced(moving.points) and not bool(
-                    present_points(moving).isfinite().all()
-                ):
-                    raise out_of_range(velocity, since, begun)
+                if not is_traced(moving.points) and not _is_finite(moving):
+                    raise self._lost(velocity, since, (begun, until))
                 if self.coalesce:
                     labels, moving, on = self._merged(labels, moving, on)
             points = moving.points if labels is None else moving.points[labels]
             yield self.start.replace(points), evaluations
+
+    def _lost(
+        self, velocity: Velocity, mu: ParticleMeasure, interval: tuple[float, float]
+    ) -> Exception:
+        """The error of an interval at whose end particles are not finite: its steps once more."""
+        time, _ = interval
+        for taken in self.integrator.steps(velocity, mu, interval):
+            if not _is_finite(taken.measure):
+                break
+            time, mu = taken.time, taken.measure
+        return out_of_range(velocity, mu, time)
 
     def _merged(
         self, labels: Tensor | None, moving: ParticleMeasure, on: Constraint
@@ -96,6 +105,10 @@ class FlowProblem:
         start = ParticleMeasure(self.start.points[first], log_weights=logs)
         on = constraint_at(self.constraint, start)
         return labels, start.replace(on.retract(together.points)), on
+
+
+def _is_finite(mu: ParticleMeasure) -> bool:
+    return bool(present_points(mu).isfinite().all())
 
 
 def checked_times(times: Sequence[float] | Any) -> np.ndarray:

@@ -80,7 +80,7 @@ class Family:
         check: raises ValueError for a configuration that would be read wrongly.
         inputs: from what a user gives (texts, ids, images) to runs of the model.
         sizes: of a model, its number of heads H and the dimension d of its tokens.
-        settings: of a model, what its results depend on besides arrays, as plain data.
+        settings: of a model, what is configured besides its arrays, as plain data.
         plainly: the model with attention written out, as its modules say it, and not fused.
         needs_length: whether its layers use distances between positions, so that they need the
             length of the sequence.

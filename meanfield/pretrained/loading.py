@@ -252,9 +252,9 @@ def _own_mask(config: Any, family: Family) -> bool:
     family.check(config)
     if config.to_dict().get("add_cross_attention"):
         raise ValueError(
-            "expected a model without cross-attention, got add_cross_attention=True: its blocks "
-            "are maps of two measures; without another text it is the model of a configuration "
-            "with add_cross_attention=False"
+            f"{family.model_type}: expected a model without cross-attention, got "
+            "add_cross_attention=True: its blocks are maps of two measures; to read it as it is "
+            "without another text, set add_cross_attention=False in its configuration"
         )
     if len(family.masks) > 1:
         return masked_by(config, bool(config.is_decoder))

@@ -20,6 +20,8 @@ _WORDS = ("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer.model")
 _NAMES_SHOWN = 6
 _FLOATS = ("F64", "F32", "F16", "BF16")  # as files name them
 _MANY_LAYERS = 1_000
+# Arrays in old files that models make by themselves now, or need in training alone.
+_MADE = {"rotary_emb", "masked_bias", "mask_token"}
 
 
 def find(name: str, download: bool) -> Path:
@@ -123,16 +125,17 @@ def read_config(kind: Any, folder: Path) -> Any:
             raise ValueError(f"{folder}: its config.json is refused: {reason}") from error
         config._attn_implementation = config._experts_implementation = "eager"
     fields = config.to_dict()
-    for name in {"quantization_config", "compression_config"} & fields.keys():
+    for name in filter(fields.get, ("quantization_config", "compression_config")):
         raise ValueError(
             f"{folder}: expected weights that are numbers, got those of a {name}; give the "
             "checkpoint from which it was made"
         )
-    if own := (fields.get("auto_map") or {}).get("AutoModel"):
+    named = (fields.get("auto_map") or {}).items()
+    if own := next((code for name, code in named if name.startswith("AutoModel")), None):
         warnings.warn(
             f"{folder}: its config.json names code of its own ({own}), which is not run: its "
             "weights are put into transformers' class; read(model) takes a model in memory",
-            stacklevel=4,
+            stacklevel=5,
         )
     return config
 
@@ -166,8 +169,8 @@ def read_model(kind: Any, folder: Path, config: Any, arguments: Mapping[str, Any
         most = max(len(kinds), _MANY_LAYERS)
         if not 0 < config.num_hidden_layers <= most:
             raise ValueError(
-                f"{folder}: expected 1 to {most} layers, about as many as there are arrays of "
-                f"weights ({len(kinds)}), got {config.num_hidden_layers} in config.json"
+                f"{folder}: expected 1 to {most} layers, got {config.num_hidden_layers} in "
+                f"config.json beside {len(kinds)} arrays of weights"
             )
         with quiet():
             model, report = kind.from_pretrained(
@@ -228,7 +231,7 @@ def _check_whole(
         f"{key} {tuple(theirs)} for {tuple(ours)}"
         for key, theirs, ours in report["mismatched_keys"]
     )
-    left_out = _left_out(model, report["unexpected_keys"])
+    left_out = _left_out(model, report["unexpected_keys"], kinds)
     surplus = _of_other_layers(model, left_out)
     if missing:
         others = sorted(report["unexpected_keys"])
@@ -247,7 +250,8 @@ def _check_whole(
             f"but there are others, which would be left out: {_some(left_out)}; is a field of "
             "config.json missing, or another model_type meant? An adapter is merged first"
         )
-    short = [key for key, kind in kinds.items() if kind not in _FLOATS and _is_weight(model, key)]
+    used = kinds.keys() - set(report["unexpected_keys"])
+    short = [key for key in used if kinds[key] not in _FLOATS and _is_weight(model, key)]
     if short:
         got = _some([f"{key} ({kinds[key]})" for key in sorted(short)])
         raise ValueError(
@@ -258,23 +262,24 @@ def _check_whole(
         raise ValueError(f"{folder}: its weights cannot be read: {problems}")
 
 
-def _left_out(model: Any, keys: Iterable[str]) -> list[str]:
-    """Those of these weights that belong to a part of the model, or to one of its layers.
+def _left_out(model: Any, keys: Iterable[str], stored: Iterable[str]) -> list[str]:
+    """Those of these weights that belong to the model, and not to a head on it.
 
-    Weights of a head (language model, classifier) do not, and may be left out, and so may what the
-    model computes anew.
+    Heads (language model, classifier) may be left out, and so may what the model computes anew.
+
+    Args:
+        model: of the files.
+        keys: weights that it does not take.
+        stored: all names in the files; of a model with a head those of the model have a prefix.
     """
-    parts = {name for name, _ in model.named_modules() if name}
-    before = {_numberless(key).partition("#") for key in model.state_dict()}
-    layers = [f".{name}#." for name, number, _ in before if number]
-    made = ["masked_bias", *(_numberless(name) for name, _ in model.named_buffers())]
+    prefix, parts = f"{model.base_model_prefix}.", dict(model.named_children())
+    has_head = any(name.startswith(prefix) for name in stored)
+    made = {name.rpartition(".")[2] for name, _ in model.named_buffers()} | _MADE
 
     def belongs(key: str) -> bool:
-        bare = _numberless(key)
-        if any(_ends(bare, name) for name in made):
-            return False
-        inside = any(layer in f".{bare}" for layer in layers)
-        return inside or any(_ends(key.rpartition(".")[0], part) for part in parts)
+        words = key.removeprefix(prefix).split(".")
+        own = key.startswith(prefix) if has_head else words[0] in parts
+        return own and words[0] != "pooler" and not made & set(words)
 
     return sorted(filter(belongs, keys))
 

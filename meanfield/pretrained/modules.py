@@ -107,11 +107,11 @@ def check_forward(module: Any, *kinds: Any) -> None:
             f"expected a {names}, got {type(module).__name__}, {what}; an adapter is merged into "
             "the weights first (peft: model.merge_and_unload())"
         )
-    if "weight" in vars(module):  # no parameter: it would be that of the last call
+    for name in {"weight", "bias"} & vars(module).keys():  # no parameter: that of the last call
         raise ValueError(
-            f"expected a {type(module).__name__} with a weight of its own, got one whose weight "
+            f"expected a {type(module).__name__} with a {name} of its own, got one whose {name} "
             "is made before each call, as by pruning; torch.nn.utils.prune.remove(module, "
-            "'weight'), or remove_weight_norm(module), leaves it as it is"
+            f"'{name}'), or remove_weight_norm(module), leaves it as it is"
         )
 
 

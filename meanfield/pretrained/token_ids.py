@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,20 +29,26 @@ class _Words(str):
         raise TypeError(f"tokenizer: expected one, got {self!r}; source.encode(text) has the ids")
 
 
+_CALLED = ("truncation", "padding")
 WORDS = _Words("words")  # words are numbered as they appear
 
 
-def numbering_of(tokenizer: Any) -> Any:
-    """Plain data that tell how a tokenizer numbers words; of objects of one's own these."""
-    if "transformers" not in sys.modules:
+def numbering_of(tokenizer: Any) -> str | None:
+    """What tells how a tokenizer of transformers numbers words; of any other its type alone."""
+    if tokenizer is None or isinstance(tokenizer, str):
         return tokenizer
     from transformers import PreTrainedTokenizerBase
 
+    kind = f"{type(tokenizer).__module__}.{type(tokenizer).__qualname__}"
     if not isinstance(tokenizer, PreTrainedTokenizerBase):
-        return tokenizer
-    rules = tokenizer.backend_tokenizer.to_str() if tokenizer.is_fast else repr(tokenizer)
-    words = json.dumps([rules, sorted(tokenizer.get_vocab().items())])
-    return f"sha256 {hashlib.sha256(words.encode()).hexdigest()}"
+        return kind
+    if tokenizer.is_fast:  # calls change how it cuts and pads, which is not asked for here
+        rules = json.loads(tokenizer.backend_tokenizer.to_str()) | dict.fromkeys(_CALLED)
+    else:
+        rules = {n: v for n, v in tokenizer.init_kwargs.items() if "name_or_path" not in n}
+    words = [kind, rules, sorted(tokenizer.get_vocab().items())]
+    told = json.dumps(words, sort_keys=True, default=str)
+    return f"sha256 {hashlib.sha256(told.encode()).hexdigest()}"
 
 
 # What a tokenizer returns and a model can take here.
@@ -150,7 +155,9 @@ class TokenIds(ModelInputs):
                 f"tokens: expected ids in 0..{vocabulary - 1}, got a range of [{low}, {high}]; "
                 "were they made by another model's tokenizer?"
             )
-        kinds = row.get("token_type_ids", ids.new_zeros(1))
+        kinds = row.get("token_type_ids")
+        if kinds is None:
+            return
         known = int(model.config.to_dict().get("type_vocab_size") or vocabulary)
         if int(kinds.min()) < 0 or int(kinds.max()) >= known:
             raise ValueError(

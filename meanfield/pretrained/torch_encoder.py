@@ -74,15 +74,11 @@ def _sizes(model: Any) -> tuple[int, int]:
 
 def _settings(model: Any) -> Mapping[str, Any]:
     kinds = [
-        (
-            block.self_attn.num_heads,
-            block.norm_first,
-            _activation(block.activation),
-            block.norm1.eps,
-        )
+        (block.self_attn.num_heads, block.norm_first, _activation(block.activation))
         for block in _blocks(model)
     ]
-    return {"heads, place of norms, activation and ε of each layer": kinds}
+    eps = [part.eps for part in model.modules() if isinstance(part, nn.LayerNorm)]
+    return {"heads, place of norms and activation of each layer": kinds, "ε of norms": eps}
 
 
 def _attention(site: Site) -> SelfAttention:

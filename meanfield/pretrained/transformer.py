@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -26,11 +27,13 @@ from meanfield.pretrained.verification import InFloat64, recorded
 if TYPE_CHECKING:
     import xarray as xr
 
-# Of the settings of a model, what says where it is from and in which precision it is.
-_NAMES = {
-    *("_name_or_path", "name_or_path", "transformers_version", "architectures", "auto_map"),
-    *("dtype", "torch_dtype", "return_dict", "use_cache"),
-}
+# Of the settings of a model, what its results do not depend on: where it is from, its precision,
+# its heads, what it returns beside them, and how it is trained.
+_NAMES = re.compile(
+    ".*name_or_path|transformers_version|architectures|auto_map|(torch_)?dtype|return_dict|use_cache"
+    "|id2label|label2id|num_labels|problem_type|output_.*|tokenizer_class|.*_token_id"
+    "|.*drop(out)?(_.*)?|.*_pdrop|initializer_.*|gradient_checkpointing|task_specific_params"
+)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -110,7 +113,7 @@ class Transformer(Hinted):
     def fingerprint(self) -> str:
         """SHA-256 of the model as it is now: its weights, as float64, and its settings."""
         settings = self.family.settings(self.model)
-        told = {name: value for name, value in settings.items() if name not in _NAMES}
+        told = {str(name): v for name, v in settings.items() if not _NAMES.fullmatch(str(name))}
         digest = hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode())
         for name, tensor in sorted(self.model.state_dict().items()):
             digest.update(f"{name} {tuple(tensor.shape)}\n".encode())
@@ -118,8 +121,8 @@ class Transformer(Hinted):
         return f"sha256 {digest.hexdigest()}"
 
     @property
-    def numbering(self) -> Any:
-        """What tells how its tokenizer numbers words from how another does, for a store."""
+    def numbering(self) -> str | None:
+        """How its tokenizer numbers words, for a store; see `token_ids.numbering_of`."""
         return numbering_of(self.tokenizer)
 
     def __repr__(self) -> str:
@@ -363,7 +366,7 @@ class Transformer(Hinted):
         return [cloud if cloud.ndim == 3 else cloud[None] for cloud in clouds]
 
     def _check_layers(self, layers: Sequence[int]) -> list[int]:
-        if isinstance(layers, (int, str)):
+        if not isinstance(layers, Iterable) or isinstance(layers, str):
             raise TypeError(f"layers: expected numbers such as [0, 1], got {layers!r}")
         layers = [count(i, "layer", least=-(10**12)) for i in layers]
         if not layers or not all(0 <= i < self.n_layers for i in layers):

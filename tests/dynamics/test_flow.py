@@ -559,13 +559,24 @@ def test_particles_that_reach_the_end_of_the_number_range_end_the_flow_at_once(m
         dynamics.flow(counted, mu, [0, 1e3], method=method, step=step)
 
 
-@pytest.mark.parametrize("method", ["dopri5", "rk4"])
-def test_a_velocity_that_is_no_number_is_told_from_particles_that_leave(method):
-    mu, step = ParticleMeasure([[1.0], [-2.0]]), 0.125 if method == "rk4" else None
-    with pytest.raises(ValueError, match="got NaN at t = 0, where all particles are finite"):
-        dynamics.flow(
-            lambda nu: nu.replace(nu.points.log()), mu, [0.0, 1.0], method=method, step=step
-        )
+@pytest.mark.parametrize("method", ["dopri5", "dop853", "rk4", "euler"])
+@pytest.mark.parametrize("start", [-2.0, 0.25])
+def test_a_velocity_that_is_no_number_is_told_from_particles_that_leave(method, start):
+    def lost(nu):  # at once, or after a quarter
+        return nu.replace(torch.where(nu.points > 0, -1.0, math.nan).double())
+
+    mu = ParticleMeasure([[1.0], [start]])
+    step = None if method.startswith("do") else 0.03
+    with pytest.raises(ValueError, match=r"got NaN or ∞ near t = 0[.\d]*, where no coordinate"):
+        dynamics.flow(lost, mu, [0.0, 1.0], method=method, step=step)
+
+
+@pytest.mark.parametrize("times", [[0, 1100], np.arange(1101)])
+def test_scores_that_overflow_far_out_are_particles_that_leave(times):
+    eye = torch.eye(2, dtype=torch.float64)
+    F, mu = attention(eye, eye), ParticleMeasure([[1.0, 0.3], [2.0, -1.0], [-1.0, 0.5]])
+    with pytest.raises(OverflowError, match="leave the range"):
+        dynamics.flow(F, mu, times, method="euler", step=1.0)
 
 
 @pytest.mark.parametrize("radius", [1e-18, 1e18, 2e-153, 1e153])

@@ -97,7 +97,7 @@ def test_a_truncated_file_is_refused(changed):
         ({"num_hidden_layers": 2}, r"configuration has, 2, but.*layer\.2"),
         *(({"model_type": kind}, "expected a model") for kind in ("opt", "t5", None)),
         ({"num_attention_heads": 0}, "cannot be read .ZeroDivisionError"),
-        ({"num_hidden_layers": 10**9}, "as many as there are arrays .* got 1000000000 in"),
+        ({"num_hidden_layers": 10**9}, "got 1000000000 in config.json beside \\d+ arrays"),
         ({"num_hidden_layers": 0}, "expected 1 to .* layers.* got 0"),
         ({"num_hidden_layers": -1}, "expected 1 to .* layers.* got -1"),
         ({"quantization_config": {"quant_method": "bitsandbytes"}}, "of a quantization_config"),
