@@ -113,7 +113,7 @@ class Transformer(Hinted):
     def fingerprint(self) -> str:
         """SHA-256 of the model as it is now: its weights, as float64, and its settings."""
         settings = self.family.settings(self.model)
-        told = {str(name): v for name, v in settings.items() if not _NAMES.fullmatch(str(name))}
+        told = {n: v for n, v in settings.items() if not (v is None or _NAMES.fullmatch(n))}
         digest = hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode())
         for name, tensor in sorted(self.model.state_dict().items()):
             digest.update(f"{name} {tuple(tensor.shape)}\n".encode())

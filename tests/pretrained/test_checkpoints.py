@@ -218,3 +218,43 @@ def test_weights_that_were_trained_are_told_from_those_before(tmp_path):
 
 def _first_entry(source, row):
     return {"entry": float(source.model.embeddings.word_embeddings.weight[row, 0])}
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"v_head.norm.weight": torch.ones(2)},
+        {"mtp.layers.0.query.weight": torch.ones(2)},
+        {"head.encoder.weight": torch.ones(2)},
+        {"embeddings.mask_token": torch.ones(1, 1, 24)},
+        {"encoder.layer.0.attention.self.rotary_emb.cos_cached": torch.ones(2)},
+        {"pooler.dense.weight": torch.ones(24, 24)},
+        {"loss.class_weight": torch.ones(2).long()},
+        {"myencoder.layer.0.weight": torch.ones(2)},
+    ],
+    ids=lambda extra: next(iter(extra)),
+)
+@pytest.mark.parametrize("head", [False, True])
+def test_what_belongs_to_a_head_is_left_out(changed, extra, head):
+    def with_it(w):
+        return {f"bert.{k}" if head else k: v for k, v in w.items()} | extra
+
+    assert pretrained.load(changed(with_it)).n_layers == 3
+
+
+@pytest.mark.parametrize("name", ["final_norm.weight", "encoder.norm.weight"])
+def test_a_norm_that_the_configuration_does_not_know_is_not_left_out(changed, name):
+    def with_it(w):
+        return {f"bert.{k}": v for k, v in w.items()} | {f"bert.{name}": torch.ones(24)}
+
+    with pytest.raises(ValueError, match=f"left out: bert.{name}"):
+        pretrained.load(changed(with_it))
+
+
+def test_what_changes_no_result_changes_no_fingerprint(whole, changed):
+    same = pretrained.load(whole).fingerprint
+    harmless = {"id2label": {"0": "x"}, "problem_type": "regression", "output_attentions": True}
+    harmless |= {"hidden_dropout_prob": 0.7, "transformers_version": "4.0", "use_cache": False}
+    harmless |= {"return_dict": False, "dtype": "float16", "auto_map": None}
+    harmless |= {"quantization_config": None, "tokenizer_class": "Other"}
+    assert pretrained.load(changed(config=lambda c: c | harmless)).fingerprint == same

@@ -10,6 +10,7 @@ import torch
 
 from meanfield import ParticleMeasure, pretrained
 from meanfield.measures import split
+from meanfield.pretrained.token_ids import WORDS, numbering_of
 from meanfield.pretrained.verification import InFloat64
 from meanfield.sweeps import sweep
 
@@ -210,3 +211,19 @@ def test_one_tensor_holds_texts_of_one_length(sources):
         sources["bert"].attention_inputs(texts())
     with pytest.raises(TypeError, match="call encode on each"):
         sources["bert"].encode(["a", "b"])
+
+
+def test_the_numbering_is_that_of_words_and_rules_and_not_of_the_last_call(tokenizer, tmp_path):
+    first = numbering_of(tokenizer)
+    tokenizer(["a cloud", "of"], padding=True, truncation=True, max_length=1)
+    assert numbering_of(tokenizer) == first
+    cased = BertTokenizer(vocab=dict(tokenizer.get_vocab()), do_lower_case=False)
+    assert numbering_of(cased) != first
+    assert numbering_of(None) is None and numbering_of(WORDS) == "words"
+    assert numbering_of(str.split) == numbering_of(str.upper) != first  # by their type alone
+
+
+@pytest.mark.parametrize("kinds", [[0, 3, 1], [49, 2, 0]])
+def test_token_types_of_a_model_without_them_are_words(sources, kinds):
+    given = {"input_ids": [1, 2, 3], "token_type_ids": kinds}
+    assert sources["gpt2"].embeddings(given).n_particles == 3

@@ -274,3 +274,30 @@ def test_autocast_does_not_round_what_enters_the_layers():
     known = source.attention_inputs(tokens)
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(source.attention_inputs(tokens), known)
+
+
+def test_the_fingerprint_of_an_encoder_is_that_of_its_settings_too():
+    def fingerprint(change=lambda model: None, **settings):
+        layer = randomised(nn.TransformerEncoderLayer(D, 3, 16, **settings))
+        model = nn.TransformerEncoder(layer, 2, nn.LayerNorm(D).double(), False)
+        change(model)
+        return pretrained.read(model).fingerprint
+
+    def heads(model):
+        for layer in model.layers:
+            layer.self_attn.num_heads, layer.self_attn.head_dim = 2, D // 2
+
+    def eps(name):
+        return lambda model: setattr(model.get_submodule(name), "eps", 0.5)
+
+    others = [fingerprint(norm_first=True), fingerprint(activation="gelu"), fingerprint(heads)]
+    others += [fingerprint(eps(name)) for name in ("layers.0.norm2", "layers.1.norm1", "norm")]
+    assert len({fingerprint(), *others}) == 7 and fingerprint() == fingerprint(dropout=0.7)
+
+
+@pytest.mark.parametrize("name", ["bias"])
+def test_a_bias_that_is_made_before_each_call_is_refused(name):
+    layer = randomised(nn.TransformerEncoderLayer(D, 3, 16))
+    prune.random_unstructured(layer.linear1, name, 0.5)
+    with pytest.raises(ValueError, match="whose bias is made before each call"):
+        pretrained.read(layer, verify=False)
