@@ -49,12 +49,13 @@ def cases_of(grid: Grid) -> list[Case]:
             _refuse_twins([{name: value} for value in axes[str(name)]])  # then cases differ too
         cases = [dict(zip(axes, row, strict=True)) for row in itertools.product(*axes.values())]
     else:
+        is_dataset = isinstance(grid, xr.Dataset)
+        table = "; its table is ds.to_dataframe().reset_index()" if is_dataset else ""
         listed = isinstance(grid, Sequence) and not isinstance(grid, (str, bytes))
         if not listed or not all(isinstance(case, Mapping) for case in grid):
             raise TypeError(
                 "grid: expected a dict from parameter name to values, or a list of dicts, as of "
-                'table.to_dict("records"), and of a Dataset ds.to_dataframe().reset_index() is a '
-                f"table, got {describe(grid)}"
+                f'table.to_dict("records"), got {describe(grid)}{table}'
             )
         cases = [{str(n): _plain(str(n), v) for n, v in case.items()} for case in grid]
         _refuse_twins(cases)

@@ -50,7 +50,7 @@ LOOKS = {
     "sinkhorn.py": 2,  # one in several steps, of n² numbers
     "caches.py": 1,  # arguments
     "stability.py": 2,  # times, and one a layer
-    "trajectories.py": 2,  # times, and one an output time
+    "trajectories.py": 1,  # times; a function looks once an output time
     "differentiable.py": 1,  # likewise
     "comparison.py": 1,
     "measure_arguments.py": 1,  # of arguments

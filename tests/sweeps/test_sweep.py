@@ -489,7 +489,7 @@ def test_what_stands_beside_the_axes_of_arrays_in_a_dict_is_kept():
 
 def test_a_dataset_is_no_grid():
     grid = xr.Dataset({"n": ("case", [1, 2])}, coords={"R": ("case", [10, 20])})
-    with pytest.raises(TypeError, match=r"of a Dataset ds\.to_dataframe\(\)\.reset_index\(\)"):
+    with pytest.raises(TypeError, match=r"its table is ds\.to_dataframe\(\)\.reset_index\(\)"):
         sweep(lambda n, R: {"y": n + R}, grid)
     ds = sweep(
         lambda n, R: {"y": n + R},
