@@ -15,7 +15,8 @@ class NormSolver:
     """Base of norm solvers: values with their settings, given as ``solver=``.
 
     A subclass gives `candidate`. Whether its answer has converged is not its own to say:
-    `meanfield.linalg.certify` makes two products with J and judges.
+    `meanfield.linalg.certify` makes two products with J and judges the vector. The upper end is
+    the solver's word where it is none of `weights`: it is believed unless the value is above it.
 
     Attributes:
         assembles: whether it needs matrices: `operator_norm` then assembles small maps once, and
