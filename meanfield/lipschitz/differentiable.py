@@ -21,15 +21,13 @@ from meanfield.linalg import Lanczos, LinearMap, operator_norm
 from meanfield.linalg.evidence import ROUNDINGS
 from meanfield.linalg.norms import largest_block_norm
 from meanfield.linalg.vectors import normalised
-from meanfield.lipschitz.constant import LocalLipschitz
+from meanfield.lipschitz.constant import AGREES, LocalLipschitz, moves_each_alone
 from meanfield.maps import Linearisation, Map
 from meanfield.maps.autodiff import derivative_along
 from meanfield.measures import ParticleMeasure
 
 # Largest angle, by residual over gap, between the vector found and the singular vector.
 _ANGLE = 0.1
-# Relative difference between ‖Jv‖ by the declared linearisation and by automatic differentiation.
-AGREES = {torch.float64: 1e-6, torch.float32: 1e-2}
 
 
 def differentiable_value(
@@ -64,7 +62,7 @@ def differentiable_value(
     def check(wanted: Tensor) -> None:
         _check_agreement(slope, found.value, wanted)
         if strict:
-            _check_simple(F.particlewise, at, found, wanted, rtol=rtol)
+            _check_simple(at, found, wanted, rtol=rtol)
 
     value: Tensor = _Recorded.apply(recorded, found.value, check)
     return value
@@ -182,7 +180,6 @@ def _divided(mu: ParticleMeasure, atom: Tensor) -> ParticleMeasure:
 
 
 def _check_simple(
-    particlewise: bool,
     at: Linearisation,
     found: LocalLipschitz,
     wanted: Tensor,
@@ -199,15 +196,17 @@ def _check_simple(
             "solver": Lanczos(),
             "strict": False,
         }
-        if bool((wanted & ~splits).any()):
+        if alone := moves_each_alone(at):  # both components are one
+            rest, _ = largest_block_norm(_deflated(at.field, found.direction[..., None, :]), **how)
+            second = rest.value * (1 + rest.error)
+        if not alone and bool((wanted & ~splits).any()):
             rest = operator_norm(_deflated(at.atoms, found.direction), **how)
             second = torch.where(splits, second, rest.value * (1 + rest.error))
-        if bool((wanted & splits).any()):
+        if not alone and bool((wanted & splits).any()):
             v = _splitting(found)[-1][..., None, :]
             rest, _ = largest_block_norm(_deflated(at.field, v), **how)
             second = torch.where(splits, rest.value * (1 + rest.error), second)
-    # Of maps that move atoms by themselves both components are one.
-    if found.splitting is not None and not (particlewise or _moves_each_alone(at, found)):
+    if found.splitting is not None and not alone:
         second = torch.maximum(second, torch.minimum(found.particle, found.splitting))
     room = found.residual + ROUNDINGS * torch.finfo(value.dtype).eps
     double = wanted & ~(room * value <= _ANGLE * (value - second))
@@ -219,15 +218,6 @@ def _check_simple(
             "two differ, ask for a smaller rtol; strict=False gives the gradient along one of the "
             "worst directions, which is the gradient where all have the same, as in a linear layer"
         )
-
-
-def _moves_each_alone(at: Linearisation, found: LocalLipschitz) -> bool:
-    """Whether no atom moves another here, by the image of a random displacement."""
-    like, generator = found.direction, torch.Generator().manual_seed(0)
-    eps = torch.randn(like.shape, generator=generator, dtype=like.dtype).to(like.device)
-    image, own = at.atoms.matvec(eps), at.field.matvec(eps[..., None, :])[..., 0, :]
-    room = AGREES[like.dtype] * image.abs().amax((-2, -1), keepdim=True)
-    return bool(((image - own).abs() <= room).all())
 
 
 def _deflated(J: LinearMap, v: Tensor) -> LinearMap:

@@ -66,7 +66,7 @@ def local_lipschitz(
             to ask for the value alone.
         solver: such as ``Dense()`` or ``Lanczos(max_steps=500)`` of `meanfield.linalg`; by
             default chosen by size. Derivatives of the field in at most 16 dimensions are always
-            factored.
+            factored, and so is a map that moves each atom by itself, block by block.
         strict: raise when not converged; otherwise the answer comes back flagged.
 
     Raises:
@@ -103,5 +103,6 @@ def local_lipschitz(
             upper_rtol=upper_rtol,
             solver=solver,
             strict=strict,
+            particlewise=F.particlewise,
         )
     return replace(found, value=differentiable_value(F, mu, at, found, rtol=rtol, strict=strict))

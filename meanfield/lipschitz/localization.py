@@ -8,8 +8,7 @@ from torch import Tensor
 from meanfield.checks import describe, without_autocast
 from meanfield.habits import with_hints
 from meanfield.linalg.vectors import lengths
-from meanfield.lipschitz.constant import LocalLipschitz
-from meanfield.lipschitz.differentiable import AGREES
+from meanfield.lipschitz.constant import AGREES, LocalLipschitz
 from meanfield.maps import linearize
 from meanfield.maps.map import as_map
 from meanfield.measures import MeasureMap, ParticleMeasure, check_measure

@@ -69,7 +69,7 @@ def one_sided(
             f"R^{at.atoms.out_shape[-1]}"
         )
     # Not the solver of the caller: an upper end is asked for, and none that is near.
-    shift = 1.25 * constant_of(at, strict=strict).upper
+    shift = 1.25 * constant_of(at, strict=strict, particlewise=F.particlewise).upper
     # Absent atoms are not moved, so that their 0 is no eigenvalue.
     each = torch.where(mu.log_weights > -torch.inf, shift[..., None], 0.0)[..., None]
     found = constant_of(
@@ -78,6 +78,7 @@ def one_sided(
         upper_rtol=upper_rtol,
         solver=solver,
         strict=strict,
+        particlewise=F.particlewise,
     )
     assert found.splitting is not None
     return replace(

@@ -26,7 +26,7 @@ from meanfield.layers import (
     Sum,
     contractive,
 )
-from meanfield.lipschitz import ball_upper, local_lipschitz
+from meanfield.lipschitz import ball_upper, local_lipschitz, one_sided
 from meanfield.maps import Map, linearize
 from meanfield.measures import pushforward
 from tests.maps.small_maps import (
@@ -493,3 +493,51 @@ def test_a_map_that_writes_into_its_measure_is_refused():
     ):
         with pytest.raises(RuntimeError, match="writes into them"):
             call(ParticleMeasure([[-1.0], [2.0]]))
+
+
+@pytest.mark.parametrize("geometry", ["wasserstein", "euclidean"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_constants_of_maps_of_atoms_are_those_of_their_largest_block(geometry, dtype):
+    gain = torch.linspace(0.5, 2, 20, dtype=dtype)
+    norm, mu = RMSNorm(gain), ParticleMeasure(draw(64, 20).to(dtype), weights=None)
+    for F in (norm, Residual(norm, -0.5), Chain([norm, Pointwise(torch.tanh)])):
+        found = local_lipschitz(F, mu, geometry=geometry)
+        dense = linearize(F, mu, geometry=geometry).atoms.to_dense()
+        expected = float(torch.linalg.matrix_norm(dense, 2))
+        assert float(found.value) == pytest.approx(
+            expected, rel=1e-5 if dtype != torch.float64 else 1e-12
+        )
+        image = torch.linalg.vector_norm(dense @ found.direction.flatten())
+        assert float(image) == pytest.approx(expected, rel=1e-5) and found.miss == 0
+        assert float(torch.linalg.vector_norm(found.direction)) == pytest.approx(1)
+    omega = one_sided(Residual(norm, -0.5), mu) if dtype == torch.float64 else None
+    if omega is not None:
+        J = linearize(Residual(norm, -0.5), mu).atoms.to_dense()
+        expected = float(torch.linalg.eigvalsh((J + J.mT) / 2)[-1])
+        assert float(omega.value) == pytest.approx(expected, rel=1e-9)
+
+
+def test_a_map_that_says_wrongly_that_it_moves_atoms_by_themselves_has_its_constant_all_the_same():
+    class Mean(Map):
+        particlewise = True
+
+        def __call__(self, mu):
+            return mu.replace(2 * mu.mean()[..., None, :] + 0 * mu.points)
+
+    mu = ParticleMeasure(draw(5, 3))
+    assert float(local_lipschitz(Mean(), mu).value) == pytest.approx(2)
+
+
+def test_the_gradient_of_a_constant_of_many_blocks_is_that_of_the_largest():
+    gain = torch.linspace(0.5, 2, 6, dtype=torch.float64, requires_grad=True)
+    mu = ParticleMeasure(draw(64, 6))
+    for geometry in ("wasserstein", "euclidean"):
+        (slope,) = torch.autograd.grad(
+            local_lipschitz(RMSNorm(gain), mu, geometry=geometry).value, gain
+        )
+        step, along = 1e-6, draw(6)
+        ends = [
+            float(local_lipschitz(RMSNorm(gain.detach() + h * along), mu).value)
+            for h in (step, -step)
+        ]
+        assert float(slope @ along) == pytest.approx((ends[0] - ends[1]) / (2 * step), rel=1e-6)

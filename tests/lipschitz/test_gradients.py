@@ -274,7 +274,7 @@ def test_the_vector_has_to_be_known_to_a_tenth(residual, is_known):
     loose = replace(found, residual=torch.full_like(found.value, residual))
     refused = contextlib.nullcontext() if is_known else pytest.raises(ValueError, match="simple")
     with refused:
-        _check_simple(True, linearize(F, mu), loose, torch.tensor(True), rtol=1e-9)
+        _check_simple(linearize(F, mu), loose, torch.tensor(True), rtol=1e-9)
 
 
 def test_a_tie_of_two_atoms_that_split_is_refused():
