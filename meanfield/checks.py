@@ -442,12 +442,21 @@ def check_alongside(reference: Any, reference_name: str, value: Any, name: str) 
 
 
 def check_same_axes(reference: Any, reference_name: str, value: Any, name: str) -> None:
-    """Refuse arrays of xarray that share axes of a batch in other places, or with other labels."""
+    """Refuse arrays of xarray that share axes of a batch in other places, or with other labels.
+
+    Where the axes of the atoms have names: others go by place, and so do names that xarray gave.
+    """
     ours, theirs = (
-        [str(d) for d in getattr(table, "dims", ()) if d not in ("particle", "feature")][::-1]
-        for table in (reference, value)
+        list(map(str, getattr(table, "dims", ())))[::-1] for table in (reference, value)
     )
-    for dim in set(ours) & set(theirs):
+    if "particle" not in ours or "particle" not in theirs:
+        return
+    ours, theirs = (
+        [d for d in dims if d not in ("particle", "feature")] for dims in (ours, theirs)
+    )
+    for dim in sorted(set(ours) & set(theirs)):
+        if dim.removeprefix("dim_").isdigit():
+            continue
         labels = [table.indexes.get(dim) for table in (reference, value)]
         sizes = {len(each) for each in labels if each is not None}
         known = all(each is not None for each in labels)

@@ -37,18 +37,18 @@ def image_of(F: MeasureMap, mu: ParticleMeasure, name: str = "F") -> ParticleMea
         TypeError: F does not take a measure, or does not return one.
     """
     check_map(F, name)
-    before = _version(mu.points)
+    before = _versions(mu)
     image = called(F, (mu,), f"{name}: expected a map that takes a ParticleMeasure", f"; {_HINT}")
     if not isinstance(image, ParticleMeasure):
         raise TypeError(
             f"{name}: expected a map that returns a ParticleMeasure, got {name_of(F)}, which "
             f"returned {describe(image)}; {_HINT}"
         )
-    if _version(mu.points) != before:
+    if _versions(mu) != before:
         raise RuntimeError(
-            f"{name}: expected a map that leaves the points that it is given, got one that writes "
-            "into them, as relu_ or += do, so that they are others now; let it write into "
-            "mu.points.clone()"
+            f"{name}: expected a map that leaves the measure that it is given, got one that "
+            "writes into its points or weights, as relu_ or += do, so that it is another one now; "
+            "let it write into mu.points.clone()"
         )
     return image
 
@@ -64,9 +64,10 @@ def kept_atoms(image: ParticleMeasure, mu: ParticleMeasure, name: str) -> Partic
         pairs.append((mu.positions if image.positions is None else image.positions, mu.positions))
     lost = image.positions is None and mu.positions is not None
     if lost or not all(one is other or _same(one, other) for one, other in pairs):
+        got = "one without positions" if lost else "a measure with others"
         raise ValueError(
             f"{name}: expected a map that keeps the atoms, their weights and positions, got "
-            "a measure with others; move points alone: mu.replace(points), or pushforward(T, mu)"
+            f"{got}; move points alone: mu.replace(points), or pushforward(T, mu)"
         )
     return image
 
@@ -78,5 +79,7 @@ def _same(one: Tensor, other: Tensor) -> bool:
     return bool(torch.allclose(one, other, rtol=room, atol=room))
 
 
-def _version(points: Tensor) -> int:
-    return 0 if is_traced(points) or points.is_inference() else points._version
+def _versions(mu: ParticleMeasure) -> list[int]:
+    """How often each tensor of a measure was written into, where torch counts it."""
+    held = [t for t in (mu.points, mu.log_weights, mu.positions) if t is not None]
+    return [t._version for t in held if not (is_traced(t) or t.is_inference())]

@@ -207,7 +207,7 @@ class SelfAttention(Map):
         if plan is not None and not bool(plan.converged.all()):
             # The implicit derivative assumes that the potentials solve their equation.
             return linearize_by_autodiff(self, mu, geometry=geometry)
-        if plan is None and self._has_slopes_of_others:
+        if plan is None and self._has_slopes_of_others and not is_traced(mu.points):
             self._check_slopes(weights, mu, geometry)
         tangent = AttentionTangent(weights, geometry)
         atoms = self.normalization.linear_map(tangent)

@@ -265,7 +265,8 @@ def out_of_range(velocity: Velocity, mu: ParticleMeasure, time: float) -> Except
     if farthest < torch.finfo(mu.dtype).max ** 0.25 and not is_fast:
         return ValueError(
             f"F: expected an image in finite numbers, got NaN or ∞ near t = {time:g}, where no "
-            f"coordinate is above {farthest:.3g}; look at its parameters, and at F(mu).points"
+            f"coordinate is above {farthest:.3g}; look at its parameters and at F(mu).points, or "
+            "take smaller steps, if they are fixed"
         )
     return OverflowError(
         f"particles leave the range of {mu.dtype} after t = {time:g}; flows in R^d with expanding "

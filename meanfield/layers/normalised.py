@@ -286,12 +286,15 @@ class Clip(Particlewise):
     ) -> BallBounds:
         """Derivatives are between 0 and I: they change by 1 at most, inside the ball by 0."""
         each, length = expanded_radii(mu, radii), self._lengths(mu.points).squeeze(-1)
-        stays = (length + each < self.radius) | ((each == 0) & ~self._is_at_kink(mu).squeeze(-1))
+        at_kink = self._is_at_kink(mu).squeeze(-1)
+        stays = ((length + each < self.radius) | (each == 0)) & ~at_kink
         change = torch.where(stays, 0.0, 1.0).to(mu.dtype).amax(-1)
         return BallBounds.of(self.local_upper(mu), change, torch.ones_like(change), each)
 
     def _is_at_kink(self, mu: ParticleMeasure) -> Tensor:
-        return self._lengths(mu.points) == self.radius
+        """Whether |x| is R, up to its rounding."""
+        room = (mu.dim + 4) * torch.finfo(mu.dtype).eps * self.radius
+        return (self._lengths(mu.points) - self.radius).abs() <= room
 
     def _lengths(self, points: Tensor) -> Tensor:
         unit = units(points)

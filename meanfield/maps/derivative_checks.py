@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -65,16 +64,26 @@ class Quotients(NamedTuple):
 
 
 @torch.no_grad()
-def quotients(move: Product, points: Tensor, along: Tensor, image: Tensor) -> list[Quotients]:
-    """The quotients of x ↦ move(x) at points whose image is known, steps decreasing."""
-    # Atoms that do not move, the absent ones, say nothing of the scale.
-    size = float(torch.where(along != 0, points, 0.0).abs().max()) or 1.0
+def quotients(
+    move: Product, points: Tensor, along: Tensor, image: Tensor, least: Tensor | float = 0.0
+) -> list[Quotients]:
+    """The quotients of x ↦ move(x) at points whose image is known, steps decreasing.
+
+    Args:
+        move: the map.
+        points: x, (..., n, d); the steps are relative to the largest coordinate of each measure.
+        along: ε; atoms that do not move, the absent ones, say nothing of the scale.
+        image: move(x).
+        least: what that largest coordinate counts as at least, (..., 1, 1).
+    """
+    size = torch.where(along != 0, points, 0.0).abs().amax((-2, -1), keepdim=True)
+    size = torch.where(size > 0, size, 1.0).clamp_min(least)
     image, found = image.detach(), []
     rounding = 10 * torch.finfo(points.dtype).eps * lengths(image)
     for step in _STEPS[points.dtype]:
         h = step * size
         ahead, behind = move(points + h * along) - image, image - move(points - h * along)
-        found.append(Quotients(step, ahead / h, behind / h, rounding / h))
+        found.append(Quotients(step, ahead / h, behind / h, rounding / h[..., 0]))
     return found
 
 
@@ -91,22 +100,31 @@ def kinked(found: Sequence[Quotients]) -> Tensor:
 
 
 def compare(product: Tensor, found: Sequence[Quotients], name: str) -> None:
-    """Refuse a product that is none of the quotients."""
-    central = [0.5 * (q.ahead + q.behind) for q in found]  # off by a term of order h²
-    off = [
-        max(_length(c - product) - _length(q.noise), 0.0)
-        for c, q in zip(central, found, strict=True)
-    ]
-    best = min(range(len(off)), key=off.__getitem__)
-    scale = max(_length(product), _length(central[best]))
-    spread = min(_length(b - a) for a, b in pairwise(central))
+    """Refuse a product that is none of the quotients, of any of the measures (..., n, d)."""
+    central = torch.stack([0.5 * (q.ahead + q.behind) for q in found])  # off by order h²
+
+    def sizes(vectors: Tensor) -> Tensor:
+        return lengths(vectors.detach().flatten(-2))
+
+    # A step may leave the domain, as of a logarithm: NaN says nothing.
+    noise = lengths(torch.stack([q.noise for q in found]))
+    off = (sizes(central - product) - noise).clamp_min(0).nan_to_num(nan=math.inf)
+    spread = sizes(central[1:] - central[:-1]).nan_to_num(nan=math.inf).amin(0)
+    slopes = sizes(central).nan_to_num(nan=0.0, posinf=0.0)
+    off, best = off.min(0)
+    own, nearby = sizes(product), slopes.amax(0)
+    scale = own.maximum(slopes.gather(0, best[None])[0])
     tight, loose = _AGREES[product.dtype]
-    if not off[best] <= min(max(tight * scale, spread), loose * scale):
+    room = (tight * scale).maximum(spread).minimum(loose * scale)
+    # A derivative that vanishes is as small as the quotients are with the smallest steps.
+    room = torch.where(own <= tight * nearby, room.maximum(tight * nearby), room)
+    bad = ~(off <= room)
+    if bool(bad.any()):
         raise ValueError(
             f"{name}: expected a map whose derivative is that of its difference quotient, got one "
-            f"that is off by {off[best] / scale:.1e}; keep all of it in torch operations on "
-            "mu.points (no .detach(), .item(), .numpy() or float()): mu.replace(points), or "
-            "pushforward(T, mu)"
+            f"that is off by {float((off / scale)[bad].max()):.1e}; keep all of it in torch "
+            "operations on mu.points (no .detach(), .item(), .numpy() or float()): "
+            "mu.replace(points), or pushforward(T, mu)"
         )
 
 

@@ -237,3 +237,29 @@ def test_functions_that_draw_are_refused():
     noisy = RowWise(lambda s: s + torch.rand(s.shape, dtype=s.dtype))
     with pytest.raises(ValueError, match="expected the same image of the same measure"):
         local_lipschitz(SelfAttention(_PAR, normalization=noisy), ParticleMeasure([[1.0], [-1.0]]))
+
+
+def test_a_kernel_that_sees_how_atoms_are_stored_is_refused():
+    class Counting(kernels.Kernel):
+        def features(self, parameters, points, positions):
+            q, k, v = parameters.project(points)
+            return kernels.Features(q * points.shape[-2], k, v)
+
+    layer, mu = SelfAttention(_PAR, kernel=Counting()), ParticleMeasure([[1.0], [-1.0]])
+    with pytest.raises(ValueError, match="depends on the measure alone"):
+        local_lipschitz(layer, mu)
+    assert float(local_lipschitz(layer, mu, geometry="euclidean").value) > 0
+
+
+def test_kernels_of_others_may_be_flat_or_undefined_further_out():
+    class Cubed(kernels.Kernel):
+        def features(self, parameters, points, positions):
+            q, k, v = parameters.project(points)
+            return kernels.Features(q, k, v**3)
+
+    flat = local_lipschitz(SelfAttention(_PAR, kernel=Cubed()), ParticleMeasure([[0.0]]))
+    assert float(flat.value) == 0
+    layer = SelfAttention(_PAR, normalization=RowWise(lambda s: s.log()))
+    mu = ParticleMeasure([[1e-2], [1.0], [30.0]])
+    found, dense = local_lipschitz(layer, mu), local_lipschitz(lambda mu: layer(mu), mu)
+    assert float(found.value) == pytest.approx(float(dense.value), rel=1e-6)

@@ -491,7 +491,7 @@ def test_a_map_that_writes_into_its_measure_is_refused():
         lambda mu: local_lipschitz(written, mu),
         lambda mu: secant_ratio(written, mu, mu.replace(mu.points + 1)),
     ):
-        with pytest.raises(RuntimeError, match="writes into them"):
+        with pytest.raises(RuntimeError, match="writes into its points"):
             call(ParticleMeasure([[-1.0], [2.0]]))
 
 
@@ -541,3 +541,67 @@ def test_the_gradient_of_a_constant_of_many_blocks_is_that_of_the_largest():
             for h in (step, -step)
         ]
         assert float(slope @ along) == pytest.approx((ends[0] - ends[1]) / (2 * step), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("function", "points", "slope"),
+    [
+        (torch.log, [[1e-4], [1.0]], 1e4),  # a step of a share of the largest leaves the domain
+        (torch.sqrt, [[1e-6], [1.0]], 500.0),
+        (lambda x: x**3, [[0.0, 0.0]], 0.0),
+        (lambda x: x * x.abs(), [[0.0, 0.0], [1.0, 2.0]], 4.0),
+        (lambda x: x.relu() ** 2, [[0.0, 0.0]], 0.0),
+        (torch.sigmoid, [[[0.0]], [[3000.0]]], 0.25),
+        (torch.nn.functional.gelu, [[0.5, 0.2], [1e5, 2e5]], 1.0),
+    ],
+    ids=["log", "sqrt", "cube", "x|x|", "relu²", "batch", "far atom"],
+)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_smooth_functions_are_no_kinks_and_have_their_derivatives(function, points, slope, dtype):
+    mu = ParticleMeasure(torch.tensor(points, dtype=dtype))
+    found = local_lipschitz(Pointwise(function), mu).value.amax()
+    assert float(found) == pytest.approx(slope, rel=2e-3)
+
+
+def test_one_measure_of_a_batch_does_not_hide_another():
+    def detached(x):
+        return torch.where(x.abs() > 1e3, x**2, (x**2).detach())
+
+    mu = ParticleMeasure([[[1.0, 2.0]], [[1e6, 2e6]]])
+    for F in (Pointwise(detached), lambda mu: mu.replace(detached(mu.points))):
+        with pytest.raises(
+            ValueError, match="whose derivative is that of its difference quotient"
+        ):
+            local_lipschitz(F, mu)
+
+
+def test_atoms_are_on_a_sphere_up_to_rounding():
+    points = draw(200, 16).to(torch.float32)
+    points = points / torch.linalg.vector_norm(points, dim=-1, keepdim=True)
+    for x in points:
+        mu = ParticleMeasure(x[None])
+        with pytest.raises(NoDerivativeError):
+            local_lipschitz(Residual(Clip(1.0), -1.0), mu)
+        assert float(Clip(1.0).ball_bounds(mu, 0.0).change) == 1
+    inside, outside = ParticleMeasure([[0.5, 0.0]]), ParticleMeasure([[1.5, 0.0]])
+    assert float(Clip(1.0).ball_bounds(inside, 0.4).change) == 0
+    assert float(Clip(1.0).ball_bounds(inside, 0.6).change) == 1
+    assert float(Clip(1.0).ball_bounds(outside, 0.0).change) == 0
+
+
+def test_a_map_that_writes_into_weights_is_refused():
+    def written(mu):
+        mu.log_weights.mul_(0).sub_(math.log(2))
+        return mu
+
+    with pytest.raises(RuntimeError, match="writes into its points or weights"):
+        Residual(written)(ParticleMeasure([[1.0], [2.0]], weights=[0.2, 0.8]))
+
+
+def test_weights_that_are_normalised_again_are_the_same():
+    mu = ParticleMeasure(draw(500, 2), log_weights=(3 * draw(500)).log_softmax(-1))
+
+    def doubled(mu):
+        return ParticleMeasure(2 * mu.points, mu.weights)
+
+    torch.testing.assert_close(Residual(doubled)(mu).points, 3 * mu.points)

@@ -414,3 +414,8 @@ def test_axes_of_a_batch_stand_in_the_same_places():
     assert float(w2(X, X).max()) == 0 and float(w2(X, X.isel(run=0, drop=True)).max()) > 0
     with pytest.raises(ValueError, match="the axis 'run' of mu in the same place"):
         w2(X, X.isel(layer=0))
+    assert w2(X.isel(run=[0]), X).shape == (2, 2) == w2(X.drop_vars("run"), X).shape
+    plain = xr.DataArray(np.arange(24.0).reshape(2, 3, 4))
+    assert ParticleMeasure(plain, xr.DataArray(np.ones((2, 3)) / 3)).batch_shape == (2,)
+    assert ParticleMeasure(plain, xr.DataArray(np.ones(3) / 3)).batch_shape == (2,)
+    assert w2(xr.DataArray(plain.to_numpy()[:, None]), plain).shape == (2, 2)
