@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 # its heads, what it returns beside them, and how it is trained.
 _NAMES = re.compile(
     ".*name_or_path|transformers_version|architectures|auto_map|(torch_)?dtype|return_dict|use_cache"
-    "|id2label|label2id|num_labels|problem_type|output_.*|tokenizer_class|.*_token_id"
+    "|id2label|label2id|num_labels|problem_type|output_.*|tokenizer_class|(bos|eos|sep|cls)_token_id"
     "|.*drop(out)?(_.*)?|.*_pdrop|initializer_.*|gradient_checkpointing|task_specific_params"
 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from copy import deepcopy
 
@@ -258,6 +259,17 @@ def test_roberta_has_fewer_places_than_positions():
     source.embeddings(tokens(31))
     with pytest.raises(ValueError, match="at most 31"):
         source.embeddings(tokens(32))
+
+
+def test_the_place_of_padding_is_part_of_a_fingerprint_where_positions_begin_behind_it(tmp_path):
+    source = small("roberta")
+    source.model.save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+    config = json.loads(file.read_text())
+    file.write_text(json.dumps(config | {"pad_token_id": 5, "eos_token_id": 7}))
+    assert pretrained.load(tmp_path).fingerprint != source.fingerprint
+    file.write_text(json.dumps(config | {"eos_token_id": 7}))
+    assert pretrained.load(tmp_path).fingerprint == source.fingerprint
 
 
 @pytest.mark.parametrize("name", ["distilbert", "albert", "llama", "gpt_neox"])
