@@ -485,3 +485,25 @@ def test_looking_cases_up_takes_the_memory_of_their_values_once(tmp_path):
         tracemalloc.stop()
     np.testing.assert_array_equal(rows["y"], ds["y"])
     assert peak < 1.5 * ds["y"].nbytes
+
+
+def test_every_case_runs_once_those_too_that_teach_the_variables(tmp_path):
+    calls, broken = [], {0, 1}
+
+    def case(x):
+        calls.append(x)
+        if x in broken:
+            raise ValueError("not yet")
+        return {"y": float(x)}
+
+    run = {"store": tmp_path / "store", "progress": False, "accept_changed_code": True}
+    case = Task(case, name="case")
+    assert sweep(case, {"x": range(5)}, **run).status.values.tolist() == [3, 3, 1, 1, 1]
+    assert sorted(calls) == [0, 1, 2, 3, 4]
+    broken.clear()
+    calls.clear()
+    assert sweep(case, {"x": range(7)}, retry_failed=True, **run).status.values.tolist() == [1] * 7
+    assert sorted(calls) == [0, 1, 5, 6]
+    calls.clear()
+    sweep(case, {"x": range(7)}, retry_failed=True, **run)
+    assert not calls
