@@ -59,10 +59,10 @@ def kept_atoms(image: ParticleMeasure, mu: ParticleMeasure, name: str) -> Partic
     Raises:
         ValueError: it has others.
     """
+    lost = mu.positions is not None and image.positions is None
     pairs = [(image.log_weights, mu.log_weights)]
-    if mu.positions is not None:
-        pairs.append((mu.positions if image.positions is None else image.positions, mu.positions))
-    lost = image.positions is None and mu.positions is not None
+    if mu.positions is not None and image.positions is not None:
+        pairs.append((image.positions, mu.positions))
     if lost or not all(one is other or _same(one, other) for one, other in pairs):
         got = "one without positions" if lost else "a measure with others"
         raise ValueError(

@@ -196,18 +196,19 @@ def _check_simple(
             "solver": Lanczos(),
             "strict": False,
         }
-        if alone := moves_each_alone(at):  # both components are one
+        if moves_each_alone(at):  # both components are one
             rest, _ = largest_block_norm(_deflated(at.field, found.direction[..., None, :]), **how)
             second = rest.value * (1 + rest.error)
-        if not alone and bool((wanted & ~splits).any()):
-            rest = operator_norm(_deflated(at.atoms, found.direction), **how)
-            second = torch.where(splits, second, rest.value * (1 + rest.error))
-        if not alone and bool((wanted & splits).any()):
-            v = _splitting(found)[-1][..., None, :]
-            rest, _ = largest_block_norm(_deflated(at.field, v), **how)
-            second = torch.where(splits, rest.value * (1 + rest.error), second)
-    if found.splitting is not None and not alone:
-        second = torch.maximum(second, torch.minimum(found.particle, found.splitting))
+        else:
+            if bool((wanted & ~splits).any()):
+                rest = operator_norm(_deflated(at.atoms, found.direction), **how)
+                second = torch.where(splits, second, rest.value * (1 + rest.error))
+            if bool((wanted & splits).any()):
+                v = _splitting(found)[-1][..., None, :]
+                rest, _ = largest_block_norm(_deflated(at.field, v), **how)
+                second = torch.where(splits, rest.value * (1 + rest.error), second)
+            if found.splitting is not None:
+                second = torch.maximum(second, torch.minimum(found.particle, found.splitting))
     room = found.residual + ROUNDINGS * torch.finfo(value.dtype).eps
     double = wanted & ~(room * value <= _ANGLE * (value - second))
     if bool(double.any()):
