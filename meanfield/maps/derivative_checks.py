@@ -77,7 +77,8 @@ def quotients(
         least: what that largest coordinate counts as at least, (..., 1, 1).
     """
     size = torch.where(along != 0, points, 0.0).abs().amax((-2, -1), keepdim=True)
-    size = torch.where(size > 0, size, 1.0).clamp_min(least)
+    size = size.clamp_min(least)
+    size = torch.where(size > 0, size, 1.0)
     image, found = image.detach(), []
     rounding = 10 * torch.finfo(points.dtype).eps * lengths(image)
     for step in _STEPS[points.dtype]:

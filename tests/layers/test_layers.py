@@ -598,10 +598,39 @@ def test_a_map_that_writes_into_weights_is_refused():
         Residual(written)(ParticleMeasure([[1.0], [2.0]], weights=[0.2, 0.8]))
 
 
-def test_weights_that_are_normalised_again_are_the_same():
-    mu = ParticleMeasure(draw(500, 2), log_weights=(3 * draw(500)).log_softmax(-1))
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_weights_that_are_normalised_again_are_the_same(dtype):
+    logs = (3 * draw(5000)).log_softmax(-1)
+    mu = ParticleMeasure(draw(5000, 2).to(dtype), log_weights=logs.to(dtype).log_softmax(-1))
 
     def doubled(mu):
         return ParticleMeasure(2 * mu.points, mu.weights)
 
     torch.testing.assert_close(Residual(doubled)(mu).points, 3 * mu.points)
+
+
+def test_an_atom_at_0_is_as_small_as_its_cloud():
+    mu = ParticleMeasure([[0.0], [1e-50]])
+    found = local_lipschitz(Pointwise(lambda x: torch.tanh(1e50 * x)), mu)
+    assert float(found.value) == pytest.approx(1e50)
+
+
+@pytest.mark.parametrize(
+    ("function", "points"),
+    [
+        (lambda x: x.log() * x.log().detach(), [[1e-8], [1.0]]),  # NaN at the longest step
+        (lambda x: x + 0.5 * x.detach() + 3e9 * (x - 1) ** 3, [[1.0]]),  # steep at the longest
+    ],
+    ids=["out of the domain", "steep"],
+)
+def test_what_long_steps_see_hides_no_wrong_derivative(function, points):
+    with pytest.raises(ValueError, match="whose derivative is that of its difference"):
+        local_lipschitz(Pointwise(function), ParticleMeasure(points))
+
+
+def test_a_map_that_drops_positions_is_told_so():
+    def dropped(mu):
+        return ParticleMeasure(mu.points, log_weights=mu.log_weights)
+
+    with pytest.raises(ValueError, match="got one without positions"):
+        Residual(dropped)(ParticleMeasure.from_sequence([[1.0], [2.0]]))

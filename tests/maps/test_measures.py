@@ -419,3 +419,7 @@ def test_axes_of_a_batch_stand_in_the_same_places():
     assert ParticleMeasure(plain, xr.DataArray(np.ones((2, 3)) / 3)).batch_shape == (2,)
     assert ParticleMeasure(plain, xr.DataArray(np.ones(3) / 3)).batch_shape == (2,)
     assert w2(xr.DataArray(plain.to_numpy()[:, None]), plain).shape == (2, 2)
+    named = [f"dim_{k}" for k in range(2)] + ["particle", "feature"]
+    two = xr.DataArray(np.ones((5, 2, 3, 4)), dims=named)
+    one = xr.DataArray(np.ones((2, 3, 4)), dims=["dim_0", *named[2:]])
+    assert w2(two, one).shape == (5, 2)
