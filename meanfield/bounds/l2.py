@@ -16,6 +16,7 @@ such constant: two tokens that attention cannot tell apart can differ by any val
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,6 +32,10 @@ if TYPE_CHECKING:
 _OUTSIDE = 100.0
 # Relative: what the bounds are raised by, to stay above the rounding of the norms.
 _ROUNDING = 1e-12
+
+_Heads = tuple[np.ndarray, np.ndarray, np.ndarray]
+_norms: Any = partial(np.linalg.norm, ord=2, axis=(-2, -1))
+_sizes: Any = partial(np.linalg.norm, axis=(-2, -1))
 
 
 def l2_spread(n: Any) -> float:
@@ -79,15 +84,14 @@ def l2_attention_inf(layer: Any, n: Any) -> float:
         >>> l2_attention_inf(AttentionParameters.tied_l2([[1.0]], [[1.0]]), 2)
         2.1138
     """
-    heads, _ = _heads(layer)
-    c, rows = l2_spread(n), np.zeros(())
-    for left, _, q in heads:
-        sums = np.abs(q).sum(-1)
-        by_sums = (1 + 4 * math.sqrt(len(q)) * c) * np.abs(left).sum(-1) * sums.max()
-        # max |Qx|₂ over |x|_∞ ≤ 1 is at most either.
-        reach = min(np.linalg.norm(sums), math.sqrt(q.shape[1]) * np.linalg.norm(q, 2))
-        rows = rows + np.minimum(by_sums, (1 + 4 * c) * np.linalg.norm(left, axis=-1) * reach)
-    return float((1 + _ROUNDING) * np.max(rows))
+    W, B, Q = _heads(layer)
+    c, left, sums = l2_spread(n), W @ B, np.abs(Q).sum(-1)
+    width, dim = Q.shape[1:]
+    by_sums = (1 + 4 * math.sqrt(width) * c) * np.abs(left).sum(-1) * sums.max(-1, keepdims=True)
+    # max |Qx|₂ over |x|_∞ ≤ 1 is at most either.
+    reach = np.minimum(np.linalg.norm(sums, axis=-1), math.sqrt(dim) * _norms(Q))
+    rows = np.minimum(by_sums, (1 + 4 * c) * np.linalg.norm(left, axis=-1) * reach[:, None])
+    return float((1 + _ROUNDING) * rows.sum(0).max())
 
 
 def l2_attention_2(layer: Any, n: Any) -> float:
@@ -107,7 +111,7 @@ def l2_attention_2(layer: Any, n: Any) -> float:
     Source: this package. Proved. That of the paper, `l2_theorem_3_2`, is larger.
     """
     c = l2_spread(n)
-    return (math.sqrt(n) * (1 + 2 * c) + 2 * c) * _joined(*_heads(layer), stacked=True)
+    return (math.sqrt(n) * (1 + 2 * c) + 2 * c) * _joined(_heads(layer), stacked=True)
 
 
 def l2_attention_max(layer: Any, n: Any) -> float:
@@ -126,7 +130,7 @@ def l2_attention_max(layer: Any, n: Any) -> float:
 
     Source: this package. Proved, by the rows of the proof of [KPM21] Theorem 3.2.
     """
-    return (1 + 4 * l2_spread(n)) * _joined(*_heads(layer), stacked=False)
+    return (1 + 4 * l2_spread(n)) * _joined(_heads(layer), stacked=False)
 
 
 def l2_theorem_3_2(layer: Any, n: Any, *, value: Any = None) -> float:
@@ -147,68 +151,59 @@ def l2_theorem_3_2(layer: Any, n: Any, *, value: Any = None) -> float:
     Source: [KPM21] Theorem 3.2; with ‖W^Q‖⁴ for the printed ‖W^Q‖², with which it would not scale
     as the Jacobian does when W^Q → sW^Q, x → x/s.
     """
-    heads, outputs = _heads(layer)
+    W, B, Q = _heads(layer)
     par = Layer.of(layer).parameters
-    width = par.query.shape[-2]
+    width = Q.shape[1]
     if not np.allclose(as_floats(par.scale), width**-0.5, rtol=1e-12):
         raise ValueError(f"scale: expected 1/√{width}, that of the paper, got another")
-    wanted = [math.sqrt(width) * B for _, B, _ in heads]
-    given = [W @ np.linalg.pinv(q.T) for W, (*_, q) in zip(wanted, heads, strict=True)]
+    wanted, across = math.sqrt(width) * B, np.swapaxes(Q, -1, -2)
+    given = wanted @ np.linalg.pinv(across)
     if value is not None:
-        shape, own = (len(heads), *heads[0][2].shape), as_floats(value, "value")
-        if own.shape not in (shape, shape[len(heads) == 1 :]):
-            raise ValueError(f"value: expected shape {shape}, got {own.shape}")
-        given = list(own.reshape(shape))
-    total = 0.0
-    for W, B, (*_, q) in zip(given, wanted, heads, strict=True):
-        if np.linalg.norm(W @ q.T - B) > _outside(par) * np.linalg.norm(B):
-            raise ValueError("values: expected W^Vᵀ W^Q W^Qᵀ/√k, got another function of queries")
-        total += float(np.linalg.norm(q, 2) ** 4 * np.linalg.norm(W, 2) ** 2)
-    last = np.linalg.norm(np.concatenate(outputs, -1), 2)
+        own = as_floats(value, "value")
+        if own.shape not in (Q.shape, Q.shape[len(Q) == 1 :]):
+            raise ValueError(f"value: expected shape {Q.shape}, got {own.shape}")
+        given = own.reshape(Q.shape)
+    if (_sizes(given @ across - wanted) > _outside(par) * _sizes(wanted)).any():
+        raise ValueError("values: expected W^Vᵀ W^Q W^Qᵀ/√k, got another function of queries")
+    total = float((_norms(Q) ** 4 * _norms(given) ** 2).sum())
+    last = np.linalg.norm(np.concatenate(W, -1), 2)
     c = l2_spread(n)
     return float((1 + _ROUNDING) * math.sqrt(n / width * total) * (4 * c + 1) * last)
 
 
-def tied_norms(par: AttentionParameters) -> tuple[bool, np.ndarray, int]:
-    """Whether the layer is tied; ‖G_h‖ = scale ‖Q_h‖², (H,); the rank of G_h at most.
+def is_tied(par: AttentionParameters) -> bool:
+    """Whether scores are −(x−y)ᵀA(x−y), A = scale · QᵀQ ≥ 0: queries and keys are the same.
 
-    The scores of a tied layer are −(x−y)ᵀG(x−y), G = scale · QᵀQ ≥ 0, whatever its biases: no
-    token scores higher than one at its own place. Under a negative scale all others do.
+    Then, whatever the biases, no token scores higher than one at its own place. Under a negative
+    scale all others do.
     """
     queries, keys = as_floats(par.query), as_floats(par.per_head(par.key))
-    sizes = np.linalg.norm(queries, 2, axis=(-2, -1))
-    scale = as_floats(par.scale)
-    tied = np.array_equal(queries, keys) and bool((scale >= 0).all())
+    tied = np.array_equal(queries, keys) and bool((as_floats(par.scale) >= 0).all())
     if par.query_bias is None or par.key_bias is None:
-        tied &= par.query_bias is par.key_bias
-    else:
-        tied &= np.array_equal(as_floats(par.query_bias), as_floats(par.per_head(par.key_bias)))
-    return tied, np.abs(scale) * sizes**2, min(queries.shape[-2:])
+        return tied and par.query_bias is par.key_bias
+    biases = as_floats(par.query_bias), as_floats(par.per_head(par.key_bias))
+    return tied and np.array_equal(*biases)
 
 
-_Heads = list[tuple[np.ndarray, np.ndarray, np.ndarray]]
-
-
-def _joined(heads: _Heads, outputs: list[np.ndarray], *, stacked: bool) -> float:
+def _joined(heads: _Heads, *, stacked: bool) -> float:
     """At least ‖Σ_h W_hB_h G_h Q_h‖ for ‖G_h‖ ≤ 1: the least of three products of norms.
 
     `stacked`: whether ‖(Q_h x)_h‖ ≤ ‖[Q_h]_h‖‖x‖ holds, as it does in Euclidean norms. In the
     norm maxᵢ|xᵢ| another token may be the largest in every head.
     """
-    norm = lambda matrix: float(np.linalg.norm(matrix, 2))  # noqa: E731
-    lefts, middles, queries = zip(*heads, strict=True)
-    q = [norm(matrix) for matrix in queries]
-    together = norm(np.concatenate(queries)) if stacked else math.hypot(*q)
-    apart = sum(norm(left) * each for left, each in zip(lefts, q, strict=True))
-    concatenated = norm(np.concatenate(outputs, -1)) * math.hypot(
-        *(norm(B) * each for B, each in zip(middles, q, strict=True))
+    W, B, Q = heads
+    left, q = W @ B, _norms(Q)
+    together = _norms(np.concatenate(Q)) if stacked else np.linalg.norm(q)
+    least = min(
+        _norms(np.concatenate(left, -1)) * together,
+        _norms(left) @ q,
+        _norms(np.concatenate(W, -1)) * np.linalg.norm(_norms(B) * q),
     )
-    least = min(norm(np.concatenate(lefts, -1)) * together, apart, concatenated)
-    return (1 + _ROUNDING) * least
+    return float((1 + _ROUNDING) * least)
 
 
-def _heads(layer: Any) -> tuple[_Heads, list[np.ndarray]]:
-    """(W_hB_h, B_h, Q_h) of each head, and W_h."""
+def _heads(layer: Any) -> _Heads:
+    """W_h, B_h and Q_h, each with an axis of heads in front."""
     from meanfield.attention.parameters import AttentionParameters  # loads torch
 
     found = Layer.of(layer)
@@ -222,27 +217,21 @@ def _heads(layer: Any) -> tuple[_Heads, list[np.ndarray]]:
         )
     queries = as_floats(par.query)
     values = as_floats(par.per_head(par.value))
-    outputs = None if par.output is None else as_floats(par.output)
-    if not tied_norms(par)[0]:
+    outputs = np.eye(values.shape[1])[None] if par.output is None else as_floats(par.output)
+    if not is_tied(par):
         raise ValueError(
             "layer: expected tied queries and keys, key = query and key_bias = query_bias, and a "
             "scale ≥ 0; otherwise it is not Lipschitz on R^d"
         )
-    room = _outside(par)
-    heads, lefts = [], []
-    for h, (q, v) in enumerate(zip(queries, values, strict=True)):
-        B = v @ np.linalg.pinv(q)
-        outside = np.linalg.norm(v - B @ q)
-        if outside > room * np.linalg.norm(v):
-            raise ValueError(
-                f"layer: expected values of head {h} that are a function of its queries, "
-                f"value = B @ query, got a part {outside:.2g} outside; without it the layer is "
-                "not Lipschitz on R^d. AttentionParameters.tied_l2 makes such values"
-            )
-        W = np.eye(len(v)) if outputs is None else outputs[h]
-        heads.append((W @ B, B, q))
-        lefts.append(W)
-    return heads, lefts
+    B = values @ np.linalg.pinv(queries)
+    outside = _sizes(values - B @ queries)
+    for h in np.flatnonzero(outside > _outside(par) * _sizes(values)):
+        raise ValueError(
+            f"layer: expected values of head {h} that are a function of its queries, "
+            f"value = B @ query, got a part {outside[h]:.2g} outside; without it the layer is "
+            "not Lipschitz on R^d. AttentionParameters.tied_l2 makes such values"
+        )
+    return outputs, B, queries
 
 
 def _outside(par: AttentionParameters) -> float:

@@ -11,7 +11,7 @@ import numpy as np
 from scipy.spatial.distance import pdist
 
 from meanfield.bounds.diracs import masked_two_dirac_lower, two_dirac_lower
-from meanfield.bounds.l2 import l2_attention_2, l2_theorem_3_2, tied_norms
+from meanfield.bounds.l2 import is_tied, l2_attention_2, l2_theorem_3_2
 from meanfield.bounds.layer import raised
 from meanfield.bounds.rates import mean_field_by_rate
 from meanfield.bounds.scores import (
@@ -75,7 +75,7 @@ _SEVERAL = Ask("there is one token alone", lambda q: q.tokens >= 2)
 _FEW = Ask("too many tokens for one to matter", is_far_enough)
 _TIED = Ask(
     "queries and keys are not tied, or the scale is negative",
-    lambda q: tied_norms(q.layer.parameters)[0],
+    lambda q: is_tied(q.layer.parameters),
 )
 _SIZED = Ask("no bound of the kernel's scores is known", lambda q: q.sizes is not None)
 _DECLARES = Ask("the map declares no bound at an input", lambda q: q.declared is not None)
@@ -113,8 +113,8 @@ def _sink(question: Question) -> float:
 
 
 def _l2(question: Question, causal: bool) -> float:
-    _, G, rank = tied_norms(question.layer.parameters)
-    return question.layer.joined(l2_mean_field(G, 1.0, question.radius, rank, causal=causal))
+    layer, rank = question.layer, min(question.layer.parameters.query.shape[-2:])
+    return layer.joined(l2_mean_field(layer.norm_A, 1.0, question.radius, rank, causal=causal))
 
 
 def _bounded(question: Question, causal: bool) -> float:
