@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import xarray as xr
@@ -16,7 +16,6 @@ from meanfield.checks import (
     as_generator,
     check_finite,
     number,
-    to_host,
 )
 from meanfield.habits import with_hints
 from meanfield.images import check_map
@@ -31,6 +30,8 @@ from meanfield.results.labels import dataset
 _ALONG = ("perturbation", "step")
 
 # Of the Dataset of `compare_lemma_3_2`.
+_PERTURBATION = Variable("perturbation", "direction", dims=("perturbation",), dtype="str")
+_STEP = Variable("step", "displacement over radius, in root mean square", dims=("step",))
 VARIABLES = (
     Variable(
         "euclidean_secant",
@@ -165,13 +166,21 @@ def compare_lemma_3_2(
     radius = float(torch.linalg.vector_norm(X, dim=-1).max()) or 1.0
     steps = [number(step, "steps", above=0) for step in as_floats(steps, "steps").flat]
     lengths = [step * radius for step in steps]
-    rows = {
-        name: secants_along(F, mu, direction, lengths) for name, direction in directions.items()
-    }
+    rows = {name: secants_along(F, mu, way, lengths) for name, way in directions.items()}
     atom, apart = wasserstein.splitting_atom, wasserstein.splitting_direction
     assert atom is not None and apart is not None
     rows["splitting"] = split_secants(F, mu, atom, apart, lengths)
-    return _dataset(steps, rows, euclidean, wasserstein)
+    ratios = [row.wasserstein.values("wasserstein_secant") for row in rows.values()]
+    values = {
+        "euclidean_secant": [row.euclidean.tolist() for row in rows.values()],
+        **{name: [ratio[name] for ratio in ratios] for name in ratios[0]},
+        **euclidean.values("euclidean"),
+        **wasserstein.values("wasserstein"),
+        "particle": wasserstein.particle,
+        "splitting": wasserstein.splitting,
+    }
+    coords = {"perturbation": (_PERTURBATION, list(rows)), "step": (_STEP, steps)}
+    return dataset(VARIABLES, values, coords=coords)
 
 
 def oriented(direction: Tensor) -> Tensor:
@@ -184,32 +193,3 @@ def oriented(direction: Tensor) -> Tensor:
     sizes = entries.abs()
     first = int((sizes > (1 - 1e-6) * sizes.amax()).nonzero()[0])
     return direction * entries[first].sign()
-
-
-def _dataset(
-    steps: Sequence[float],
-    rows: dict[str, Secants],
-    euclidean: LocalLipschitz,
-    wasserstein: LocalLipschitz,
-) -> xr.Dataset:
-    ratios = [row.wasserstein.values("wasserstein_secant") for row in rows.values()]
-    assert wasserstein.particle is not None and wasserstein.splitting is not None
-    components = {"particle": wasserstein.particle, "splitting": wasserstein.splitting}
-    values: dict[str, Any] = {
-        "euclidean_secant": [row.euclidean.tolist() for row in rows.values()],
-        **{name: [ratio[name] for ratio in ratios] for name in ratios[0]},
-        **euclidean.values("euclidean"),
-        **wasserstein.values("wasserstein"),
-        **{name: to_host(part) for name, part in components.items()},
-    }
-    coords = {
-        "perturbation": (
-            Variable("perturbation", "direction", dims=("perturbation",), dtype="str"),
-            list(rows),
-        ),
-        "step": (
-            Variable("step", "displacement over radius, in root mean square", dims=("step",)),
-            list(steps),
-        ),
-    }
-    return dataset(VARIABLES, values, coords=coords)
