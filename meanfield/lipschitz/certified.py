@@ -240,17 +240,14 @@ def _scores(F: Map, readout: Readout, mu: ParticleMeasure) -> _Scores:
         ]
         grads, *later = (torch.stack(of_place, -3) for of_place in zip(*by_class, strict=True))
     scores = scores.detach()
-    label = scores.argmax(-1)
-    classes = torch.arange(scores.shape[-1], device=scores.device)
-    others = classes.expand(scores.shape)[classes != label[..., None]]
-    others = others.reshape(*label.shape, -1)
+    order = scores.argsort(dim=-1, descending=True, stable=True)
+    label, others = order[..., 0], order[..., 1:, None]
     logs, weight = mu.log_weights[..., None, :, None], readout.weight.detach()
 
     def apart(values: Tensor) -> Tensor:
         """Of the label less that of the others, ``(*batch, classes − 1, ·)``."""
-        own = values.gather(-2, label[..., None, None].expand(*label.shape, 1, values.shape[-1]))
-        rest = others[..., None].expand(*others.shape, values.shape[-1])
-        return own - values.gather(-2, rest)
+        own = values.take_along_dim(label[..., None, None], -2)
+        return own - values.take_along_dim(others, -2)
 
     def slopes(gradients: Tensor, factors: Tensor | float = 1.0) -> Tensor:
         # Absent tokens do not move.

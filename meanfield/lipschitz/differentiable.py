@@ -130,9 +130,8 @@ def _split(F: Map, mu: ParticleMeasure, found: LocalLipschitz) -> Tensor:
     atom, step, own = _splitting(found)
     apart = torch.cat([own, -step], -2)
     image = derivative_along(F, _divided(mu, atom), apart)
-    index = atom[..., None, None].expand(*atom.shape, 1, image.shape[-1])
     # The images of the copies move oppositely, up to rounding.
-    return 0.5 * (image.gather(-2, index) - image[..., -1:, :])
+    return 0.5 * (image.take_along_dim(atom[..., None, None], -2) - image[..., -1:, :])
 
 
 def _splitting(found: LocalLipschitz) -> tuple[Tensor, Tensor, Tensor]:
@@ -164,18 +163,13 @@ def _divided(mu: ParticleMeasure, atom: Tensor) -> ParticleMeasure:
         mu: μ.
         atom: its number, ``(*batch,)``.
     """
-
-    def with_copy(values: Tensor) -> Tensor:
-        return torch.cat([values, values.gather(-1, atom[..., None])], -1)
-
-    index = atom[..., None, None].expand(*atom.shape, 1, mu.dim)
-    logs = with_copy(mu.log_weights)
-    places = torch.arange(mu.n_particles + 1, device=mu.device)
-    halved = (places == atom[..., None]) | (places == mu.n_particles)
+    numbers = torch.arange(mu.n_particles, device=mu.device).expand(*atom.shape, -1)
+    stored = torch.cat([numbers, atom[..., None]], -1)
+    logs = mu.log_weights.take_along_dim(stored, -1)
     return ParticleMeasure(
-        torch.cat([mu.points, mu.points.gather(-2, index)], -2),
-        log_weights=torch.where(halved, logs - math.log(2), logs),
-        positions=None if mu.positions is None else with_copy(mu.positions),
+        mu.points.take_along_dim(stored[..., None], -2),
+        log_weights=torch.where(stored == atom[..., None], logs - math.log(2), logs),
+        positions=None if mu.positions is None else mu.positions.take_along_dim(stored, -1),
     )
 
 
