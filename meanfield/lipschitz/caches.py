@@ -109,7 +109,6 @@ def cache_error(
     new = _cache(smaller, "smaller", q, log_weights)
     scale = q.shape[-1] ** -0.5 if scale is None else number(scale, "scale", above=0)
     sinks = None if sink is None else _spread(sink, "sink", (len(q),), q)
-    steps: list[Tensor] = []
     if cache is None:
         shape = new.logs.shape
         steps = [
@@ -118,13 +117,12 @@ def cache_error(
         ]
         if any(bool((step < 0).any()) for step in steps):
             raise ValueError("within: expected steps of at least 0, got a negative one")
-        both, other = new, new.logs
+        groups = list(zip(*new, new.logs, *steps, strict=True))
     else:
-        both, other = _joined(_cache(cache, "cache", q, None), new)
+        groups = _joined(_cache(cache, "cache", q, None), new)
     found = []
     for h, queries_of_head in enumerate(q):
-        group = h * len(new.logs) // len(q)
-        atoms = [t[group] for t in (*both, other, *steps)]
+        atoms = list(groups[h * len(groups) // len(q)])
         if sinks is not None:
             atoms = [torch.cat([t, torch.zeros_like(t[:1])]) for t in atoms]
             atoms[2][-1] = atoms[3][-1] = sinks[h]
@@ -248,26 +246,19 @@ def _spread(value: object, name: str, shape: tuple[int, ...], q: Tensor) -> Tens
     return found.to(q.device).expand(shape)
 
 
-def _joined(old: _Cache, new: _Cache) -> tuple[_Cache, Tensor]:
-    """The tokens of both with their log-weights in the first, and those in the other.
-
-    Of equal tokens in both, the first stands for all; the others are absent.
-    """
+def _joined(old: _Cache, new: _Cache) -> list[tuple[Tensor, ...]]:
+    """The different tokens of both in each group: keys, values, and log-weights in either."""
     if len(old.keys) != len(new.keys) or old.values.shape[-1] != new.values.shape[-1]:
         raise ValueError(
             f"smaller: expected {len(old.keys)} groups and values of size "
             f"{old.values.shape[-1]}, as in cache, got {len(new.keys)} and {new.values.shape[-1]}"
         )
-    both = _Cache(*(torch.cat(parts, 1) for parts in zip(old, new, strict=True)))
-    cut, placed = old.logs.shape[1], []
-    for keys, values, logs in zip(*both, strict=True):
-        _, labels = torch.unique(torch.cat([keys, values], -1), dim=0, return_inverse=True)
-        count = len(labels)
-        first = torch.full_like(labels, count).scatter_reduce(
-            0, labels, torch.arange(count, device=labels.device), "amin"
-        )[labels]
-        placed.append(
-            [log_sums(logs[:cut], first[:cut], count), log_sums(logs[cut:], first[cut:], count)]
-        )
-    logs, other = (torch.stack(column) for column in zip(*placed, strict=True))
-    return both._replace(logs=logs), other
+    found = []
+    for group in range(len(old.keys)):
+        each = [torch.cat([one.keys[group], one.values[group]], -1) for one in (old, new)]
+        tokens, labels = torch.unique(torch.cat(each), dim=0, return_inverse=True)
+        keys, values = tokens.tensor_split([old.keys.shape[-1]], -1)
+        placed = zip((old, new), labels.split(list(map(len, each))), strict=True)
+        logs = [log_sums(one.logs[group], of_one, len(tokens)) for one, of_one in placed]
+        found.append((keys, values, *logs))
+    return found
