@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -86,12 +86,10 @@ def worst_case(
         )
     if F.causal if positioned is None else as_bool(positioned, "positioned"):
         positions = torch.arange(1, n_atoms + 1, dtype=torch.float64, device=device) / n_atoms
-    points, logs = _random_starts(starts, n_atoms, dim, radius, generator)
     given = [*(_constructions(F, radius) if n_atoms > 1 else ()), *candidates]
-    for mu in given:
-        more_points, more_logs = _fit(mu, n_atoms, dim, radius)
-        points, logs = torch.cat([points, more_points]), torch.cat([logs, more_logs])
-    points, logs = points.to(device), logs.to(device)
+    begun = [_random_starts(starts, n_atoms, dim, radius, generator)]
+    begun += [_fit(mu, n_atoms, dim, radius) for mu in given]
+    points, logs = (torch.cat(parts).to(device) for parts in zip(*begun, strict=True))
     highest, best = -math.inf, None
     moments = [(torch.zeros_like(t), torch.zeros_like(t)) for t in (points, logs)]
     for done in range(1, steps + 1):
@@ -125,9 +123,8 @@ def _random_starts(
     return points, logs
 
 
-def _constructions(F: Map, radius: float) -> list[ParticleMeasure]:
+def _constructions(F: Map, radius: float) -> Iterator[ParticleMeasure]:
     """Two Diracs along the critical eigenvectors of each head, at weights about the best."""
-    found = []
     for A in F.score_matrices:
         for branch in ("negative", "positive"):
             try:
@@ -136,12 +133,9 @@ def _constructions(F: Map, radius: float) -> list[ParticleMeasure]:
                 continue
             centre = -2 * pair.scaling * radius**2 - math.log(3)
             offsets = torch.linspace(-3, 3, 13, dtype=torch.float64)
-            found.append(
-                sampling.two_diracs(
-                    radius, centre + offsets, to_host(pair.direction), heavy_at=pair.heavy_at
-                )
+            yield sampling.two_diracs(
+                radius, centre + offsets, to_host(pair.direction), heavy_at=pair.heavy_at
             )
-    return found
 
 
 def dim_of(F: Map, dim: int | None) -> int:
@@ -157,8 +151,7 @@ def dim_of(F: Map, dim: int | None) -> int:
 def _fit(mu: ParticleMeasure, n: int, dim: int, radius: float) -> tuple[Tensor, Tensor]:
     """A candidate as a batch of n atoms: the last one is split where atoms are missing."""
     check_dim(mu, dim, "candidates")
-    missing = n - mu.n_particles
-    if missing < 0:
+    if mu.n_particles > n:
         raise ValueError(f"candidates: expected at most {n} atoms, got {mu.n_particles}")
     points = torch.from_numpy(to_host(mu.points.double())).reshape(-1, mu.n_particles, dim)
     logs = torch.from_numpy(to_host(mu.log_weights.double())).reshape(-1, mu.n_particles)
@@ -168,11 +161,10 @@ def _fit(mu: ParticleMeasure, n: int, dim: int, radius: float) -> tuple[Tensor, 
     largest = float(torch.linalg.vector_norm(points, dim=-1).amax()) if len(points) else 0.0
     if largest > radius * (1 + 1e-9):
         raise ValueError(f"candidates: expected atoms in the ball of radius {radius}: {largest}")
-    if missing:
-        part = logs[:, -1:] - math.log(missing + 1)
-        logs = torch.cat([logs[:, :-1], part.expand(-1, missing + 1)], -1)
-        points = torch.cat([points, points[:, -1:].expand(-1, missing, -1)], 1)
-    return points, logs.clamp_min(_LIGHTEST)
+    last = mu.n_particles - 1
+    stored = torch.arange(n).clamp_max(last)
+    logs = torch.where(stored == last, logs[:, stored] - math.log(n - last), logs[:, stored])
+    return points[:, stored], logs.clamp_min(_LIGHTEST)
 
 
 @torch.enable_grad()
