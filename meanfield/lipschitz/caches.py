@@ -18,7 +18,7 @@ from meanfield.checks import (
 )
 from meanfield.habits import with_hints
 from meanfield.linalg.vectors import lengths, power_of_two
-from meanfield.lipschitz.remainders import Side, Tokens, bounded, bounded_by_steps
+from meanfield.lipschitz.remainders import Side, bounded, bounded_by_steps
 from meanfield.measures import log_sums
 from meanfield.results.answers import Answer, labelled
 
@@ -145,7 +145,7 @@ def _of_head(
     scores = queries @ keys.mT
     # In these units squares of keys and of values are in range.
     key_unit, unit = (power_of_two(t.abs().amax()) for t in (keys, values))
-    tokens, radius = Tokens(keys / key_unit, values / unit), epsilon * float(key_unit)
+    short, values, radius = keys / key_unit, values / unit, epsilon * float(key_unit)
     log_z = (scores + logs).logsumexp(-1, keepdim=True)
     other_z = (scores + other_logs).logsumexp(-1, keepdim=True)
     if not bool(torch.isfinite(log_z).all() & torch.isfinite(other_z).all()):
@@ -153,10 +153,10 @@ def _of_head(
             "cache_error: scores leave the range of float64; take smaller queries, keys or scale, "
             "and a finite sink"
         )
-    side = Side.of(tokens, scores + logs - log_z)
+    side = Side.of(short, values, scores + logs - log_z)
     if steps:
         tau = (lengths(queries) + epsilon)[:, None] * (scale * steps[0])
-        value, hull = bounded_by_steps(tokens, side, tau, steps[1] / unit, radius)
+        value, hull = bounded_by_steps(side, tau, steps[1] / unit, radius)
         same = not bool(torch.stack(steps).any())
         gap = slope = torch.full_like(value, math.nan)
     else:
@@ -164,16 +164,16 @@ def _of_head(
         ratio = torch.where(logs == other_logs, 0.0, logs - other_logs)
         log_change = torch.maximum(logs, other_logs) + (-torch.expm1(-ratio.abs())).log()
         same = not bool(ratio.any())
-        other = Side.of(tokens, scores + other_logs - other_z)
+        other = Side.of(short, values, scores + other_logs - other_z)
         value, hull, gap, slope = bounded(
-            tokens, side, other, ratio.sign(), scores - log_z + log_change, radius
+            values, side, other, ratio.sign(), scores - log_z + log_change, radius
         )
     n, k = keys.shape
     largest = (lengths(queries) + epsilon) * lengths(keys).amax()
     counts = torch.cat([logs, other_logs])
     counts = torch.where(counts > -math.inf, counts.abs(), 0.0).amax()
     roundings = _ROUNDINGS * torch.finfo(values.dtype).eps
-    farthest = lengths(tokens.values).amax()
+    farthest = lengths(values).amax()
 
     def above(bound: Tensor, terms: Tensor | int) -> Tensor:
         return (1 + roundings * terms) * bound + roundings * terms * farthest

@@ -40,41 +40,42 @@ _PAIRS = 1024
 _LEAST = 1e-100
 
 
-class Tokens(NamedTuple):
-    """The tokens of one cache or of two, as a head sees them, in units in which both are about 1.
-
-    Attributes:
-        keys: times the scale, ``(N, k)``.
-        values: ``(N, v)``.
-    """
-
-    keys: Tensor
-    values: Tensor
-
-
 class Side(NamedTuple):
     """What queries see of a cache.
 
     Attributes:
         log_p: logarithms of the attention at the queries, ``(m, N)``.
-        mean: of the values, ``(m, v)``.
+        mean: of the values, m, ``(m, v)``.
+        away: |vⱼ − m|, ``(m, N)``.
         gradients: kⱼ − k̄, times the scale, ``(m, N, k)``.
         derivative: of the mean of the values in q, ``(m, v, k)``.
     """
 
     log_p: Tensor
     mean: Tensor
+    away: Tensor
     gradients: Tensor
     derivative: Tensor
 
     @classmethod
-    def of(cls, tokens: Tokens, log_p: Tensor) -> Side:
-        """From the attention at the queries."""
+    def of(cls, keys: Tensor, values: Tensor, log_p: Tensor) -> Side:
+        """From tokens in units in which they are about 1, and the attention at the queries.
+
+        Args:
+            keys: times the scale, ``(N, k)``.
+            values: ``(N, v)``.
+            log_p: logarithms of the attention, ``(m, N)``.
+        """
         p = log_p.exp()
-        mean, key_mean = p @ tokens.values, p @ tokens.keys
-        gradients = tokens.keys - key_mean[:, None]
-        away = tokens.values - mean[:, None]
-        return cls(log_p, mean, gradients, (p[..., None] * away).mT @ gradients)
+        mean, key_mean = p @ values, p @ keys
+        gradients = keys - key_mean[:, None]
+        apart = values - mean[:, None]
+        derivative = (p[..., None] * apart).mT @ gradients
+        return cls(log_p, mean, lengths(apart), gradients, derivative)
+
+    def largest(self, sizes: Tensor) -> Tensor:
+        """The largest of these among the tokens that are there, ``(m,)``."""
+        return torch.where(self.log_p > -math.inf, sizes, 0.0).amax(-1)
 
     def reach(self, epsilon: float) -> Tensor:
         """The largest |tⱼ| in the ball, ``(m, N)``."""
@@ -108,6 +109,15 @@ class Side(NamedTuple):
             found.append(unit * _top(unfolded @ unfolded.mT).sqrt())
         return 0.5 * epsilon * epsilon * torch.stack(found)
 
+    def moved(self, epsilon: float) -> tuple[Tensor, Tensor]:
+        """How far the output is from that at q, and from there and its derivative, at most."""
+        slope = epsilon * torch.linalg.matrix_norm(self.derivative, 2)
+        bent = self.curvature(self.log_p + self.away.log(), epsilon)
+        spread = self.curvature(self.log_p, epsilon)
+        beyond = bent + (1 - 1 / (1 + spread)) * slope
+        farthest = self.largest(self.away)
+        return torch.minimum(slope + bent, farthest), torch.minimum(beyond, farthest + slope)
+
 
 def _top(moments: Tensor) -> Tensor:
     """The largest eigenvalues of positive matrices; ∞ where an entry has left the number range."""
@@ -123,12 +133,12 @@ def _log_excess(r: Tensor, order: int) -> Tensor:
 
 
 def bounded(
-    tokens: Tokens, one: Side, other: Side, signs: Tensor, log_sizes: Tensor, epsilon: float
+    values: Tensor, one: Side, other: Side, signs: Tensor, log_sizes: Tensor, epsilon: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The bound, one at any query, the gap here, and how the derivative changes, ``(m,)``.
 
     Args:
-        tokens: of both caches.
+        values: of the tokens of both caches, ``(N, v)``.
         one: the first cache as the queries see it.
         other: the other one.
         signs: of w, ``(N,)``.
@@ -139,78 +149,52 @@ def bounded(
     slope = torch.linalg.matrix_norm(one.derivative - other.derivative, 2)
     rest = 0.0
     if epsilon:
-        rest = epsilon * slope + _remainder(tokens, one, other, signs, log_sizes, epsilon)
-    seen = one.log_p > -math.inf, other.log_p > -math.inf
-    hull = _hull(tokens.values, *seen, pairs=epsilon > 0)
-    return gap + rest, hull, gap, slope
+        rest = epsilon * slope + _remainder(values, one, other, signs, log_sizes, epsilon)
+    return gap + rest, _hull(values, one, other, pairs=epsilon > 0), gap, slope
 
 
 def _remainder(
-    tokens: Tokens, one: Side, other: Side, signs: Tensor, log_sizes: Tensor, epsilon: float
+    values: Tensor, one: Side, other: Side, signs: Tensor, log_sizes: Tensor, epsilon: float
 ) -> Tensor:
     """What first order leaves out, ``(m,)``."""
     signed = signs * log_sizes.exp()
-    apart = tokens.values - other.mean[:, None]  # vⱼ − m', (m, N, v)
-    away = lengths(apart)
-    farther = log_sizes + away.log()
+    apart = values - other.mean[:, None]  # vⱼ − m', (m, N, v)
+    farther = log_sizes + other.away.log()
     # Of Σ w e^t (v − m'), its second order exactly or not, and of Σ w e^t.
     exact = one.quadratic(signed, apart, epsilon) + one.curvature(farther, epsilon, order=3)
     bent = torch.minimum(exact, one.curvature(farther, epsilon))
     bent_total = one.curvature(log_sizes, epsilon)
-    most, beyond = moved(other, away, epsilon)
+    most, beyond = other.moved(epsilon)
     tilted = lengths((signed[..., None] * one.gradients).sum(-2))
     # (o'(x) − m') Σ w e^t, less its first order Σ w · Do' δ.
     return bent + signed.sum(-1).abs() * beyond + most * (epsilon * tilted + bent_total)
 
 
-def moved(side: Side, away: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
-    """How far the output is from that at q, and from there and its derivative, at most; ``(m,)``.
-
-    Args:
-        side: the cache.
-        away: |vⱼ − m'|, ``(m, N)``.
-        epsilon: ε.
-    """
-    slope = epsilon * torch.linalg.matrix_norm(side.derivative, 2)
-    bent = side.curvature(side.log_p + away.log(), epsilon)
-    spread = side.curvature(side.log_p, epsilon)
-    beyond = bent + (1 - 1 / (1 + spread)) * slope
-    farthest = torch.where(side.log_p > -math.inf, away, 0.0).amax(-1)
-    return torch.minimum(slope + bent, farthest), torch.minimum(beyond, farthest + slope)
-
-
-def _hull(values: Tensor, one_seen: Tensor, other_seen: Tensor, *, pairs: bool) -> Tensor:
+def _hull(values: Tensor, one: Side, other: Side, *, pairs: bool) -> Tensor:
     """max |vⱼ − v_l| over the tokens j of one cache and l of the other, ``(m,)``, or above it."""
     if not pairs or len(values) > _PAIRS:
         length = lengths(values - values.mean(0))
-        parts = [torch.where(seen, length, 0.0).amax(-1) for seen in (one_seen, other_seen)]
-        return parts[0] + parts[1]
+        return one.largest(length) + other.largest(length)
     apart = torch.cdist(values, values, compute_mode="donot_use_mm_for_euclid_dist")
-    most = []
-    for one, other in zip(one_seen, other_seen, strict=True):
-        most.append(torch.where(one[:, None] & other, apart, 0.0).amax())
-    return torch.stack(most)
+    seen = zip(one.log_p > -math.inf, other.log_p > -math.inf, strict=True)
+    return torch.stack([torch.where(j[:, None] & k, apart, 0.0).amax() for j, k in seen])
 
 
 def bounded_by_steps(
-    tokens: Tokens, side: Side, tau: Tensor, eta: Tensor, epsilon: float
+    side: Side, tau: Tensor, eta: Tensor, epsilon: float
 ) -> tuple[Tensor, Tensor]:
     """What another cache may change whose scores and values are so near, here and at any query.
 
     Args:
-        tokens: of the cache that is known.
-        side: as the queries see it.
+        side: the cache that is known, as the queries see it.
         tau: τ, ``(m, N)``: scores in the ball differ by at most this.
         eta: η, ``(N,)``, of the values.
         epsilon: ε.
     """
-    away = lengths(tokens.values - side.mean[:, None])
-    farthest = torch.where(side.log_p > -math.inf, away, 0.0).amax(-1)
-    bent = moved(side, away, epsilon)[0] if epsilon else torch.zeros_like(farthest)
+    farthest = side.largest(side.away)
+    bent = side.moved(epsilon)[0] if epsilon else torch.zeros_like(farthest)
     # P̂ in the ball is at most e^r times that at q, and Σ P̂ e^u at least e^{−Σ P̂ τ} (Jensen).
     within = side.log_p + side.reach(epsilon)
-    turned = (-torch.expm1(-tau) * (away + bent[:, None]) + eta) * (within + tau).exp()
-    largest = torch.where(side.log_p > -math.inf, tau, 0.0).amax(-1)
-    least = torch.fmin((within.exp() * tau).sum(-1), largest)
-    hull = 2 * farthest + torch.where(side.log_p > -math.inf, eta, 0.0).amax(-1)
-    return turned.sum(-1) * least.exp(), hull
+    turned = (-torch.expm1(-tau) * (side.away + bent[:, None]) + eta) * (within + tau).exp()
+    least = torch.fmin((within.exp() * tau).sum(-1), side.largest(tau))
+    return turned.sum(-1) * least.exp(), 2 * farthest + side.largest(eta)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from meanfield.lipschitz import cache_error
-from meanfield.lipschitz.remainders import Side, Tokens, _log_excess, moved
+from meanfield.lipschitz.remainders import Side, _log_excess
 from tests.maps.small_maps import F64, draw
 
 K, V = 4, 3
@@ -155,14 +155,13 @@ def test_what_the_second_order_of_an_output_leaves_out_counts_its_denominator():
     """Tokens at the mean value take all of the attention: the first order is then the error."""
     keys = torch.tensor([[0.1], [-0.1], [3.0], [-3.0]], dtype=F64)
     values = torch.tensor([[1.0], [-1.0], [0.0], [0.0]], dtype=F64)
-    tokens, at = Tokens(keys, values), torch.zeros(1, 1, dtype=F64)
-    side = Side.of(tokens, (at @ keys.mT).log_softmax(-1))
-    away = (values - side.mean[:, None]).norm(dim=-1)
+    at = torch.zeros(1, 1, dtype=F64)
+    side = Side.of(keys, values, (at @ keys.mT).log_softmax(-1))
     for epsilon in (0.3, 1.0, 2.0):
         x = epsilon * torch.linspace(-1, 1, 41, dtype=F64)[:, None]
         linear = x @ side.derivative[0].mT
         beyond = (output(x, keys, values) - output(at, keys, values) - linear).norm(dim=-1)
-        assert float(beyond.max()) <= float(moved(side, away, epsilon)[1])
+        assert float(beyond.max()) <= float(side.moved(epsilon)[1])
 
 
 def test_the_gap_and_the_slope_are_those_of_the_outputs():
