@@ -29,6 +29,8 @@ _FEW_ENTRIES = 2**8
 # From here on LAPACK's last eigenpair alone takes half of the time of all of them, and a third
 # from 256 on (18 against 6 ms); torch has no call for it.
 _LAST_PAIR = 64
+# Blocks are ruled out whose norms are below the largest by more than rounding: squares by so much.
+_NEAR = 0.999
 
 
 @with_hints
@@ -58,7 +60,7 @@ class Dense(NormSolver):
     def largest(
         self, linear_map: LinearMap, rtol: float, upper_rtol: float
     ) -> tuple[Candidate, Tensor]:
-        """Skips blocks whose Frobenius norm is already too small, unless all are soon done."""
+        """Skips blocks whose Frobenius norms are already too small, unless all are soon done."""
         n = linear_map.batch_shape[-1]
         blocks = linear_map.to_dense().reshape(-1, n, linear_map.rows, linear_map.columns)
         if blocks.numel() <= _FEW_ENTRIES:
@@ -81,9 +83,21 @@ def _factor_largest(blocks: Tensor) -> tuple[Tensor, Tensor]:
         sigma[chosen], v[chosen] = _factor(blocks[chosen])
 
     factor(torch.arange(len(blocks), device=blocks.device), frobenius.argmax(-1))
-    others = (frobenius > sigma.amax(-1, keepdim=True)) & (sigma < 0)
-    if bool(others.any()):
-        factor(*others.nonzero(as_tuple=True))
+    largest = sigma.amax(-1, keepdim=True)
+
+    def near(some: Tensor) -> Tensor:
+        """Those not shown to be smaller: tI − BᵀB has a Cholesky factor where it is positive."""
+        measure, block = some.unbind(-1)
+        unit = blocks[measure, block] / largest[measure, :, None]
+        bounds = _gram(unit).neg_()
+        bounds.diagonal(0, -2, -1).add_(_NEAR)
+        return some[torch.linalg.cholesky_ex(bounds)[1] > 0]
+
+    others = ((frobenius > largest) & (sigma < 0)).nonzero()
+    step = max(1, at_once(_CHUNK_ENTRIES, blocks.device) // blocks[0, 0].numel())
+    others = torch.cat([near(some) for some in others.split(step)])
+    if len(others):
+        factor(*others.unbind(-1))
     return sigma, v
 
 
@@ -137,15 +151,19 @@ def _top_vectors(matrices: Tensor) -> tuple[Tensor, Tensor]:
     peak = finite(matrices.abs().amax((-2, -1)), "an entry of the linear map")
     scale = power_of_two(peak)
     unit = matrices / scale[..., None, None]
-    wide = unit.shape[-1] > unit.shape[-2]
-    gram = unit @ unit.mT if wide else unit.mT @ unit
-    value, v = _last_eigenpair(gram)
+    value, v = _last_eigenpair(_gram(unit))
     sigma = value.clamp_min(0).sqrt()
-    if wide:
+    if unit.shape[-1] > unit.shape[-2]:
         # The largest entry is from 1 to 2: only the matrix 0 has σ = 0, and any v is its own.
         v = (unit.mT @ v[..., None])[..., 0] / torch.where(sigma > 0, sigma, 1.0)[:, None]
         v[:, 0] += torch.where(sigma > 0, 0.0, 1.0)
     return sigma * scale, v
+
+
+def _gram(matrices: Tensor) -> Tensor:
+    """Of the rows or of the columns, whichever are fewer."""
+    wide = matrices.shape[-1] > matrices.shape[-2]
+    return matrices @ matrices.mT if wide else matrices.mT @ matrices
 
 
 def _last_eigenpair(gram: Tensor) -> tuple[Tensor, Tensor]:

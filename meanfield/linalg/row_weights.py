@@ -13,12 +13,11 @@ from torch import Tensor
 from meanfield.checks import count, is_host
 from meanfield.habits import with_hints
 from meanfield.linalg.blocks import TokenBlocks
-from meanfield.linalg.certain import top_eigenvalues
+from meanfield.linalg.dense import Dense
 from meanfield.linalg.evidence import Candidate
 from meanfield.linalg.krylov import Lanczos
 from meanfield.linalg.linear_map import LinearMap
 from meanfield.linalg.solvers import NormSolver
-from meanfield.linalg.vectors import units
 
 # Power steps for the top direction of each row, each round and in the first.
 _STEPS, _FIRST_STEPS = 2, 8
@@ -87,10 +86,11 @@ class Certified(NormSolver):
     def largest(
         self, linear_map: LinearMap, rtol: float, upper_rtol: float
     ) -> tuple[Candidate, None]:
-        """Of small blocks, see `certain_block_upper`."""
+        """The vectors of a Krylov iteration, under the largest of the norms by `Dense`."""
         found, _ = Lanczos(max_steps=self.max_steps).largest(linear_map, rtol, math.inf)
         # Of all blocks: products with one that is 0 but for rounding may exceed its own.
-        upper = certain_block_upper(linear_map)[..., None].expand_as(found.upper)
+        upper = Dense().largest(linear_map, rtol, math.inf)[0].upper[..., None]
+        upper = upper.expand_as(found.upper)
         return Candidate(found.direction, upper, 0.0, found.gap, found.n_matvecs), None
 
     @torch.no_grad()
@@ -130,33 +130,6 @@ class Certified(NormSolver):
             if len(since) > _PATIENCE and best > (1 - _GAIN) * since[-1 - _PATIENCE]:
                 break
         return kept
-
-
-@torch.no_grad()
-def certain_block_upper(linear_map: LinearMap) -> Tensor:
-    """Of blocks along the last batch axis an upper bound of the largest norm, ``(*batch,)``.
-
-    Their Gram matrices are shown to be below a multiple of the identity, unless the Frobenius norm
-    of one already is below that of the largest.
-    """
-    matrices = linear_map.to_dense().double()
-    unit = units(matrices.flatten(-3))[..., None, None]  # of each map: squares stay in range
-    dense = (matrices / unit).flatten(0, -3)
-    gram = dense @ dense.mT if dense.shape[-2] < dense.shape[-1] else dense.mT @ dense
-    m, eps = gram.shape[-1], torch.finfo(dense.dtype).eps
-    slack = 2 * sum(dense.shape[-2:]) * eps * dense.square().sum((-2, -1))
-    most = (1 + 2 * m * m * eps) * torch.linalg.matrix_norm(gram) + slack
-    by_map = most.reshape(-1, linear_map.batch_shape[-1])
-    first = by_map.argmax(-1) + by_map.shape[-1] * torch.arange(len(by_map), device=most.device)
-    least = top_eigenvalues(gram[first]) + slack[first]
-    # Not `most > least`: of NaN nothing is known.
-    left = (~(by_map <= least[:, None])).flatten().nonzero().squeeze(-1)
-    top = torch.full_like(most, -torch.inf)
-    top[left] = top_eigenvalues(gram[left]) + slack[left]
-    top = torch.maximum(least, top.reshape(by_map.shape).amax(-1))
-    up = 1 + 2 * torch.finfo(linear_map.dtype).eps
-    found = unit.flatten() * top.sqrt()
-    return (up * found.to(linear_map.dtype)).reshape(linear_map.batch_shape[:-1])
 
 
 class _Search:

@@ -24,7 +24,6 @@ from meanfield.images import check_map
 from meanfield.linalg import Certified, Dense, NormSolver, operator_norm
 from meanfield.linalg.evidence import proved
 from meanfield.linalg.norms import largest_block_norm
-from meanfield.linalg.row_weights import certain_block_upper
 from meanfield.maps.autodiff import Linearisation, check_geometry, linearize_by_autodiff
 from meanfield.measures import MeasureMap, ParticleMeasure, check_measure
 
@@ -390,7 +389,8 @@ def certain_norm(at: Linearisation) -> Tensor | None:
     if at.atoms.columns <= _FACTORED:
         return norm_upper(at)
     whole = proved(at.atoms, Certified().weights(at.atoms))
-    return torch.maximum(whole, certain_block_upper(at.field))
+    field, _ = largest_block_norm(at.field, solver=Dense(), strict=False, beside=whole)
+    return torch.maximum(whole, field.upper)
 
 
 @torch.no_grad()

@@ -18,7 +18,7 @@ from meanfield.layers import MLP, Chain, LayerNorm, Residual, RMSNorm, Sum
 from meanfield.linalg import Candidate, Certified, Dense, LinearMap, certify, operator_norm
 from meanfield.linalg.blocks import Core, TokenBlocks
 from meanfield.linalg.certain import row_bound, top_eigenvalues
-from meanfield.linalg.row_weights import certain_block_upper
+from meanfield.linalg.norms import largest_block_norm
 from meanfield.lipschitz import local_lipschitz
 from meanfield.maps import Map, linearize
 
@@ -495,20 +495,37 @@ def test_what_rounding_may_have_taken_is_added(monkeypatch):
 
 def test_atoms_that_a_frobenius_norm_rules_out_do_not_hide_the_largest():
     """The largest Frobenius norm is not the largest norm, and some are within rounding of it."""
+
+    def largest(blocks: torch.Tensor) -> torch.Tensor:
+        J = LinearMap.pointwise(blocks)
+        return largest_block_norm(J, solver=Dense(), strict=False)[0].upper
+
     flat = 0.9 * torch.eye(6, dtype=torch.float64)  # ‖·‖_F = 2.2
     peak = torch.zeros(6, 6, dtype=torch.float64)
     peak[0, 1] = 1.0
     small = 0.1 * torch.eye(6, dtype=torch.float64)
     matrices = torch.stack([flat, small, peak, small])
     batch = torch.stack([matrices, 2 * matrices.flip(0), 0 * matrices])
-    found = certain_block_upper(LinearMap.pointwise(batch[..., None, :, :]))
+    found = largest(batch[..., None, :, :])
     assert found.tolist() == pytest.approx([1.0, 2.0, 0.0], rel=1e-11)
     assert bool((found >= torch.tensor([1.0, 2.0, 0.0])).all())
     for power in (-900, -540, 520, 900):
-        found = certain_block_upper(LinearMap.pointwise(2.0**power * matrices[..., None, :, :]))
+        found = largest(2.0**power * matrices[..., None, :, :])
         assert 1.0 <= float(found) / 2.0**power <= 1 + 1e-11
     generator = torch.Generator().manual_seed(0)
     wide = torch.randn(5, 30, 1, 7, 9, generator=generator, dtype=torch.float64)
     norms = torch.linalg.matrix_norm(wide, 2)[..., 0].amax(-1)
-    found = certain_block_upper(LinearMap.pointwise(wide))
+    found = largest(wide)
     assert bool((found >= norms).all()) and bool((found <= norms * (1 + 1e-10)).all())
+
+
+def test_a_bound_of_what_leaves_the_number_range_is_refused():
+    par = AttentionParameters.random(16, generator=0)
+    F = SelfAttention(
+        AttentionParameters(1e155 * par.query, 1e155 * par.key, par.value, par.output)
+    )
+    mu = ParticleMeasure(
+        torch.randn(80, 16, generator=torch.Generator().manual_seed(1), dtype=F64)
+    )
+    with pytest.raises(OverflowError, match="cannot be represented"):
+        F.local_upper(mu)
