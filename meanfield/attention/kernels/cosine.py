@@ -115,22 +115,10 @@ class NormalisedFeatures(FeatureTransform):
             k=self._across(features.k, k_gain * cotangents.k),
         )
 
-    def push(self, at: At, displacement: Tensor) -> Features:
-        """The chain rule."""
-        inside = self.inner.push(self._at_inside(at), displacement)
-        return self.turn_push(at, self._inner_features(at), inside)
-
-    def pull(self, at: At, cotangents: Features) -> Tensor:
-        """The chain rule, backwards."""
-        inside = self.turn_pull(at, self._inner_features(at), cotangents)
-        return self.inner.pull(self._at_inside(at), inside)
-
     def feature_slopes(self, at: At) -> tuple[Tensor, Tensor] | None:
         """Those at scale 1, over the scale where that is no factor; None if it is nearly 0."""
-        if not self.inner.is_scaled:
-            return super().feature_slopes(at)
-        found, scale = super().feature_slopes(self._at_inside(at)), at.parameters.scale
-        if found is None or self.rms:
+        found, scale = super().feature_slopes(self.inside(at)), at.parameters.scale
+        if found is None or self.rms or not self.inner.is_scaled:
             return found
         kind = torch.finfo(scale.dtype)
         if bool((scale.abs() < kind.tiny / kind.eps).any()):  # times it matrices lose digits
@@ -143,22 +131,19 @@ class NormalisedFeatures(FeatureTransform):
         return self.rms
 
     def _inside(self, parameters: AttentionParameters) -> AttentionParameters:
-        """With scale 1 if that is a factor of the inner queries: lengths are without it."""
         if not self.inner.is_scaled:
             return parameters
         other = copy(parameters)
         vars(other)["scale"] = torch.ones_like(parameters.scale)
         return other
 
-    def _at_inside(self, at: At) -> At:
+    def inside(self, at: At) -> At:
+        """With scale 1 if that is a factor of the inner queries: lengths are without it."""
         return at._replace(parameters=self._inside(at.parameters))
-
-    def _inner_features(self, at: At) -> Features:
-        return super()._inner_features(self._at_inside(at))
 
     def motion(self, at: At, radius: Tensor) -> tuple[Motion, Motion] | None:
         """From the least length in the ball, as for `meanfield.layers.RMSNorm`."""
-        inner = self.inner.motion(self._at_inside(at), radius)
+        inner = self.inner.motion(self.inside(at), radius)
         if inner is None or self.inner.activation is not None:
             return None
         f, gains = self._inner_features(at), self._gains(at.parameters)

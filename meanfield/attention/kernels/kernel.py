@@ -365,17 +365,23 @@ class FeatureTransform(ModifiedKernel):
         at = At(parameters, points, positions)
         return self.turn(at, self._inner_features(at))
 
+    def inside(self, at: At) -> At:
+        """Where the inner kernel is looked at."""
+        return at
+
     def push(self, at: At, displacement: Tensor) -> Features:
         """The chain rule."""
-        return self.turn_push(at, self._inner_features(at), self.inner.push(at, displacement))
+        inner = self.inner.push(self.inside(at), displacement)
+        return self.turn_push(at, self._inner_features(at), inner)
 
     def pull(self, at: At, cotangents: Features) -> Tensor:
         """The chain rule, backwards."""
-        return self.inner.pull(at, self.turn_pull(at, self._inner_features(at), cotangents))
+        inner = self.turn_pull(at, self._inner_features(at), cotangents)
+        return self.inner.pull(self.inside(at), inner)
 
     def feature_slopes(self, at: At) -> tuple[Tensor, Tensor] | None:
         """The chain rule: the columns of those inside, turned as one batch."""
-        inner = self.inner.feature_slopes(at)
+        inner = self.inner.feature_slopes(self.inside(at))
         if inner is None:
             return None
         keys, queries = (slopes.movedim(-1, 0) for slopes in inner)
@@ -397,4 +403,4 @@ class FeatureTransform(ModifiedKernel):
                 f"{type(self).__name__}: expected an inner kernel whose scores are functions of "
                 f"⟨q, k⟩, got {self.inner}, whose scores are not"
             )
-        return self.inner.features(*at).whole_keys()
+        return self.inner.features(*self.inside(at)).whole_keys()
