@@ -28,16 +28,7 @@ from meanfield.linalg.vectors import beside
 @final
 @dataclass(frozen=True)
 class Rotary(FeatureTransform):
-    """Pair m of query and key coordinates turned by `length` · s · frequencies[m]; see `rotary`.
-
-    Attributes:
-        base: of the frequencies, base^{−2m/dim}.
-        dim: how many coordinates are turned; all if None.
-        frequencies: in place of those by `base`.
-        length: of the sequence that the positions s in [0, 1] stand for.
-        interleaved: whether pair m is (2m, 2m + 1) instead of (m, m + p), p the number of pairs.
-        inner: the kernel whose queries and keys are turned.
-    """
+    """Pair m of query and key coordinates turned by length · s · frequencies[m]; see `rotary`."""
 
     base: float
     dim: int | None
@@ -120,7 +111,7 @@ def rotary(
         dim: how many coordinates of queries and keys are turned, even; all of a head if None,
             fewer for partial rotary positions.
         length: of the sequence that [0, 1] stands for.
-        interleaved: whether pairs are neighbours; otherwise the halves are paired.
+        interleaved: whether pair m is (2m, 2m + 1) instead of (m, m + p), p the number of pairs.
         frequencies: in place of base^{−2m/dim}, for scaled variants; dim/2 numbers.
         inner: the kernel whose queries and keys are turned.
     """
