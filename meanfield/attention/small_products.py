@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,9 +14,6 @@ if TYPE_CHECKING:
 # Entries of the matrices of all heads up to which the dozen calls of a product take longer than
 # its arithmetic: at 64 atoms in 16 dimensions 70 µs here, and 200 to 400 by calls of torch.
 _FEW_ENTRIES = 2**16
-
-
-ArrayProduct = Callable[[np.ndarray], np.ndarray]
 
 
 class SmallProducts:

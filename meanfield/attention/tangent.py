@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from meanfield.attention.kernels.kernel import At
-from meanfield.attention.small_products import ArrayProduct, SmallProducts
+from meanfield.attention.small_products import SmallProducts
 from meanfield.attention.weights import Block, Weights, flat
 from meanfield.linalg import LinearMap
 from meanfield.linalg.linear_map import Product
@@ -100,8 +100,8 @@ class AttentionTangent:
         """The tangent as a `LinearMap` on displacements."""
         return LinearMap.of(
             self.weights.points,
-            Product(self.matvec, self._small_matvec),
-            Product(self.rmatvec, self._small_rmatvec),
+            Product(self.matvec, lambda: None if self._small is None else self._small.matvec),
+            Product(self.rmatvec, lambda: None if self._small is None else self._small.rmatvec),
             out_dim=self.weights.parameters.out_dim,
             dense=self.dense,
         )
@@ -252,12 +252,6 @@ class AttentionTangent:
     @cached_property
     def _small(self) -> SmallProducts | None:
         return SmallProducts(self) if SmallProducts.fit(self) else None
-
-    def _small_matvec(self) -> ArrayProduct | None:
-        return None if self._small is None else self._small.matvec
-
-    def _small_rmatvec(self) -> ArrayProduct | None:
-        return None if self._small is None else self._small.rmatvec
 
     @torch.no_grad()
     def matvec(self, displacement: Tensor, *, keys: bool = True) -> Tensor:
