@@ -175,8 +175,7 @@ class AttentionCore(InDouble, Core):
         """vⱼ − rᵢ, (H, rows, n, v)."""
         if self.most is None:
             return self.v[:, None] - self.means[:, rows, None]
-        most = self.most[:, rows].expand(-1, -1, self.v.shape[-1])
-        away = self.v[:, None] - self.v.gather(1, most)[:, :, None]
+        away = self.v[:, None] - self.v.take_along_dim(self.most[:, rows], 1)[:, :, None]
         return away - self.queries[:, rows, None] @ away
 
     def _turned(self, rows: slice) -> Tensor:

@@ -186,11 +186,11 @@ class SelfAttention(Map):
         if weights.order is None:
             return plan
         place = weights.order.argsort(-1)[..., None, :]
-        rows = plan.weights.gather(-2, place[..., None].expand(plan.weights.shape))
+        rows = plan.weights.take_along_dim(place[..., None], -2)
         return replace(
             plan,
-            weights=rows.gather(-1, place[..., None, :].expand(rows.shape)),
-            potentials=plan.potentials.gather(-1, place.expand(plan.potentials.shape)),
+            weights=rows.take_along_dim(place[..., None, :], -1),
+            potentials=plan.potentials.take_along_dim(place, -1),
         )
 
     def weights(self, mu: ParticleMeasure) -> Weights:

@@ -399,8 +399,7 @@ class AttentionTangent:
         own, most = t[heads, block.columns], self._most(block)
         if most is None:
             return own[:, None]
-        most = most[heads].expand(-1, -1, t.shape[-1])
-        return own[:, None] - own.gather(1, most)[:, :, None]
+        return own[:, None] - own.take_along_dim(most[heads], 1)[:, :, None]
 
     def _away(self, g: Tensor, block: Block, heads: slice = slice(None)) -> Tensor:
         """vⱼ − rᵢ of a few rows, (B, rows, columns, v)."""

@@ -322,7 +322,7 @@ class Weights(NoNumber):
         if (causal or kernel.reach < math.inf) and not _is_sorted(positions):
             assert positions is not None
             positions, order = positions.sort(dim=-1, stable=True)
-            points = points.gather(-2, order[..., None].expand(points.shape))
+            points = points.take_along_dim(order[..., None], -2)
             logs = logs.gather(-1, order)
         elif not (causal or kernel.needs_positions):
             positions = None
@@ -473,7 +473,7 @@ class Weights(NoNumber):
         """Rows ``(*batch, n, d)`` put in the order of the atoms here."""
         if self.order is None:
             return per_particle
-        return per_particle.gather(-2, self.order[..., None].expand(per_particle.shape))
+        return per_particle.take_along_dim(self.order[..., None], -2)
 
     def unsort(self, per_particle: Tensor) -> Tensor:
         """Rows ``(*batch, n, d)`` back in the order of the measure."""
@@ -495,7 +495,7 @@ class Weights(NoNumber):
                 return picked
             shape = [1] * picked.ndim
             shape[0], shape[atoms] = place.shape
-            return picked.gather(atoms, place.reshape(shape).expand(picked.shape))
+            return picked.take_along_dim(place.reshape(shape), atoms)
 
         f = self.features
         q, k, v = (pick(t, 3, -2) for t in (f.q, f.k, f.v))

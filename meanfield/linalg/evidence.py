@@ -148,7 +148,6 @@ def certify_largest(
     every = _measured(linear_map, candidate)
     value, block = every.value.max(-1)
     counts = may_be_largest(every.value, every.residual)
-    index = block[..., None, None, None].expand(*block.shape, 1, *linear_map.in_shape)
     largest = replace(
         every,
         value=value,
@@ -156,7 +155,7 @@ def certify_largest(
         error=torch.where(counts, every.error, 0.0).amax(-1),
         upper=every.upper.amax(-1),
         converged=every.converged.all(-1),
-        direction=every.direction.gather(-3, index).squeeze(-3),
+        direction=every.direction.take_along_dim(block[..., None, None, None], -3).squeeze(-3),
     )
     return _judged(largest, rtol, upper_rtol), block
 

@@ -345,8 +345,8 @@ class LinearMap:
 
     def block(self, index: Tensor) -> LinearMap:
         """Of blocks along the last batch axis one each, ``(*batch,)``, by its matrices."""
-        at = index.reshape(*index.shape, 1, 1, 1).expand(*index.shape, 1, self.rows, self.columns)
-        return self._by_matrices(self.to_dense().gather(-3, at).squeeze(-3))
+        chosen = self.to_dense().take_along_dim(index[..., None, None, None], -3)
+        return self._by_matrices(chosen.squeeze(-3))
 
     def _by_matrices(self, matrices: Tensor) -> LinearMap:
         """Maps between the same spaces, by matrices ``(*batch, m·e, n·d)``."""
