@@ -29,7 +29,7 @@ _FEW_ENTRIES = 2**8
 # From here on LAPACK's last eigenpair alone takes half of the time of all of them, and a third
 # from 256 on (18 against 6 ms); torch has no call for it.
 _LAST_PAIR = 64
-# Blocks are ruled out whose norms are below the largest by more than rounding: squares by so much.
+# Blocks are ruled out whose squared norm is below this share of the largest.
 _NEAR = 0.999
 
 
@@ -60,7 +60,7 @@ class Dense(NormSolver):
     def largest(
         self, linear_map: LinearMap, rtol: float, upper_rtol: float
     ) -> tuple[Candidate, Tensor]:
-        """Skips blocks whose Frobenius norms are already too small, unless all are soon done."""
+        """Skips blocks that are shown to be smaller, unless all are soon done."""
         n = linear_map.batch_shape[-1]
         blocks = linear_map.to_dense().reshape(-1, n, linear_map.rows, linear_map.columns)
         if blocks.numel() <= _FEW_ENTRIES:
@@ -89,7 +89,7 @@ def _factor_largest(blocks: Tensor) -> tuple[Tensor, Tensor]:
         """Those not shown to be smaller: tI − BᵀB has a Cholesky factor where it is positive."""
         measure, block = some.unbind(-1)
         unit = blocks[measure, block] / largest[measure, :, None]
-        bounds = _gram(unit).neg_()
+        bounds = _gram(unit.double()).neg_()  # in which rounding is far below what is left
         bounds.diagonal(0, -2, -1).add_(_NEAR)
         return some[torch.linalg.cholesky_ex(bounds)[1] > 0]
 
