@@ -38,7 +38,7 @@ from meanfield.transport.result import TransportResult, assemble, gathered, refu
 #                           | for orders other than 2              | d = 2:  2.9, 1.0, 0.8, 0.6
 #                           |                                      | d = 8:  3.6, 2.0, 0.9, 0.7
 #                           |                                      | d = 16: 4.0, 2.4, 1.4, 0.9
-# column generation         | W2 beyond, to _MOST_PAIRS            | 8 to 66 (POT, n = 10,000)
+# column generation         | W2 beyond, to _MOST_PAIRS            | 3 to 66 (POT, n = 10,000)
 # dense simplex, fine costs | gaps that are left, to _FINE pairs   | 4e-5 and not 2e-14
 _SMALL = 160_000
 _DENSE = {4: _SMALL, 12: 400_000, math.inf: 1_200_000}  # up to which dimension how many pairs
