@@ -50,9 +50,10 @@ constant
 localize(constant, F, mu).particles
 
 # %%
-# The constant is a limit of ratios of distances. A small step in the worst direction nearly
-# attains it, and the distances are intervals, so that the ratio is proven. (The direction comes
-# weighted, as :math:`\sqrt{a_i}\,\varepsilon_i`.)
+# The constant is a limit of ratios of distances. A small step in the worst direction has nearly
+# that ratio, here a little more: a step ends where the constant is another. The distances are
+# intervals, so that it is proven of the Lipschitz constant that it is no less. (The direction
+# comes weighted, as :math:`\sqrt{a_i}\,\varepsilon_i`.)
 step = 1e-4 * constant.direction / mu.weights.sqrt()[:, None]
 secant_ratio(F, mu, mu.replace(mu.points + step))
 
@@ -81,7 +82,7 @@ with figures.style():
     ax.semilogx(lengths, long.wasserstein_secant, "--", label="Wasserstein ratio")
     ax.axhline(float(both.euclidean), color="black", lw=0.8, label="local constant of both")
     ax.set(xlabel="length of the step over the radius", ylabel="ratio of distances")
-    ax.legend(loc="center left")
+    ax.legend(loc="lower right")
 along.euclidean_secant.values, along.wasserstein_secant.values
 
 # %%

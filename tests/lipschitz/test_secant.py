@@ -54,6 +54,17 @@ def test_wasserstein_and_euclidean_secants_coincide_below_half_the_separation(se
     assert float(found.upper) >= discrete * (1 - 1e-12)
 
 
+def test_a_small_share_of_mass_that_moves_far_has_a_larger_ratio_than_the_constant():
+    """The numbers of the page of evidence; near in W₂, not in W∞."""
+    F = SelfAttention(AttentionParameters.from_bilinear([[10.0]], [[1.0]]))
+    mu, share = ParticleMeasure([[1.0], [-1.0]]), 1e-8
+    nu = ParticleMeasure([[1.0], [-1.0], [-0.1]], weights=[0.5 - share, 0.5, share])
+    found = secant_ratio(F, mu, nu)
+    assert float(found.denominator) == pytest.approx(1.1e-4)
+    assert float(found.lower) == pytest.approx(1.60, abs=0.005)
+    assert float(local_lipschitz(F, mu).upper) == pytest.approx(1.0, abs=1e-6)
+
+
 @given(seed=st.integers(0, 10**6), n=st.integers(1, 5), causal=st.booleans())
 @settings(max_examples=15)
 def test_a_secant_stays_below_the_largest_constant_on_the_path(seed, n, causal):
