@@ -7,8 +7,9 @@ The constants of the variants of attention on a ball of radius R, for measures a
 
     python examples/31_variants.py [--quick] [--out DIR]
 
-‖A‖ = ‖V‖ = 1, so that ‖A‖R² is R²; the worst such A is −I (of A = I much less is proved). Curves
-that still bend upwards at R = 3 grow exponentially in R².
+‖A‖ = ‖V‖ = 1, so that ‖A‖R² is R². The bounds hold for every such A; A = −I nearly reaches that of
+the softmax, and with A = I the constant is far smaller at large R. Curves that still bend upwards
+at R = 3 grow exponentially in R².
 """
 
 # %%

@@ -40,7 +40,7 @@ class LocalLipschitz(Answer, noun="constant", title="Local Lipschitz constant"):
             them, see `meanfield.linalg.NormEstimate.error`. The larger of the two.
         upper: the constant is at most this, with probability 1 − `miss`. See
             `meanfield.linalg.NormEstimate.upper`; `meanfield.bounds.local_upper` is certain
-            always, and larger.
+            always, and of large maps mostly larger.
         miss: the probability, over the random start of an iteration, that the constant exceeds
             `upper`; 0 if both components were factored.
         converged: whether both components are within rtol of what they claim to be, and `upper`

@@ -220,7 +220,8 @@ class Map(NoArithmetic, Hinted, ABC):
     ) -> BallBounds:
         """Bounds that hold as atom i moves by at most radii[..., i], at fixed positions sᵢ.
 
-        A subclass may leave `constant` at ∞: `maps.ball_bounds` fills it in from `local_upper`.
+        A subclass may leave `constant` at ∞: `meanfield.lipschitz.ball_upper` and chains fill it
+        in from `local_upper`.
         No gradient is recorded.
 
         Args:
