@@ -249,9 +249,7 @@ def _script(text: str, k: int) -> tuple[str, int]:
     """What is raised or lowered by a sign before it."""
     if text[k : k + 1] in ("{", "("):
         return _argument(text, k)
-    found = re.compile(r"[-−+]?(?:\d+(?:/\d+)?|[½¼∞]|(?:[a-z]{1,3}|[A-Zα-ωΓ])[₀-₉ᵢⱼ]?)").match(
-        text, k
-    )
+    found = re.compile(r"[-−+]?(?:\d+(?:/\d+)?|[½¼∞]|(?:[a-z]+|[A-Zα-ωΓ])[₀-₉ᵢⱼ]?)").match(text, k)
     return (found[0], found.end()) if found else (text[k : k + 1], k + 1)
 
 

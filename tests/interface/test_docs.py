@@ -105,6 +105,10 @@ def test_the_site_builds_with_every_tutorial_and_example_run(tmp_path):
         ("is √(1 + c²).", r"is :math:`\sqrt{1 + c^{2}}`."),
         ("max_t (te^{−c} + t)", r":math:`\max _{t} (te^{-c} + t)`"),
         ("maxᵢ ‖D_xΓ_μ(xᵢ)‖ of ẋ", r":math:`\max _{i} \|D_{x}Γ_{μ}(x_{i})\|` of :math:`\dot{x}`"),
+        (
+            "Σ_j ‖x‖^order + e^sink",
+            r":math:`\sum _{j} \|x\|^{\mathrm{order}} + e^{\mathrm{sink}}`",
+        ),
         ("a Σ_j of (a, b) at W_∞", r"a :math:`\sum _{j}` of (a, b) at :math:`W_{\infty }`"),
         ("of (Σᵢ aᵢ²)^½; +∞", r"of :math:`(\sum _{i} a_{i}^{2})^{1/2}`; :math:`+\infty`"),
         ("Wx̄ + b at f(y) ⟂ y", r":math:`W\bar{x} + b` at :math:`f(y) \perp  y`"),
