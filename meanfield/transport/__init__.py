@@ -14,7 +14,7 @@ call                                   answer   what it is
 =====================================  =======  ==========================================
 `w2`, `solve_w2`, `wp`                 3        W₂ (W_p), in the unit of the points
 ``w2(...) ** 2``                       9        W₂²
-`sinkhorn_divergence`                  → 9      tends to W₂² as blur → 0
+`sinkhorn_divergence`                  → 9      tends to W₂² as blur → 0, scaling → 1
 ``ot.emd2`` (POT, its default cost)    9        W₂²
 ``ot.wasserstein_1d(p=2)`` (POT)       9        W₂²
 ``SamplesLoss(p=2)`` (GeomLoss)        4.5      ½ W₂²
