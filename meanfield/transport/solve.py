@@ -267,13 +267,18 @@ def in_numbering(answer: Interval, whole: Problem) -> Interval:
 
 def extended(whole: Problem, f: np.ndarray, g: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Potentials at atoms of weight 0 by c-transforms of those at the others, which stay."""
-    f, g, x, y, order = f.copy(), g.copy(), whole.x, whole.y, whole.order
+    f, g, x, y = f.copy(), g.copy(), whole.x, whole.y
     in_x, in_y = whole.log_a > -math.inf, whole.log_b > -math.inf
-    with np.errstate(invalid="ignore", over="ignore"):  # an atom of weight 0 may be nowhere: NaN
-        if in_y.any():
-            f[~in_x] = (costs_between(x[~in_x], y[in_y], order) - g[in_y]).min(1)
-        if len(x):
-            g[~in_y] = np.fmin.reduce(costs_between(y[~in_y], x, order) - f, axis=1)
+
+    def transformed(points: np.ndarray, others: np.ndarray, known: np.ndarray) -> np.ndarray:
+        with np.errstate(invalid="ignore", over="ignore"):
+            costs = costs_between(points, others, whole.order)
+            left = np.where(np.isfinite(costs), costs - known, math.inf).min(1, initial=math.inf)
+        # An atom that is nowhere (NaN, ∞) is far from everything: 0 is feasible.
+        return np.where(left == math.inf, 0.0, left)
+
+    f[~in_x] = transformed(x[~in_x], y[in_y], g[in_y])
+    g[~in_y] = transformed(y[~in_y], x, f)
     return f, g
 
 

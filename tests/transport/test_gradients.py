@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from meanfield.measures import ParticleMeasure
+from meanfield.measures import ParticleMeasure, stack
 from meanfield.transport import (
     conditional_sinkhorn_divergence,
     conditional_w2,
@@ -306,3 +306,31 @@ def test_a_pair_that_is_masked_out_has_no_gradient_though_its_potentials_are_bey
     value = wp(mu, torch.zeros(2, 1, 1, dtype=F64), 20)
     (found,) = torch.autograd.grad(torch.where(value > 1e-9, value, 0.0).sum(), start)
     assert bool(found.isfinite().all()) and bool((found[1] == 0).all())
+
+
+@pytest.mark.parametrize("place", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("distance", [w2, w1, partial(conditional_w2, penalty=1.0)])
+def test_an_atom_without_mass_that_is_nowhere_leaves_the_others_their_gradients(
+    distance, place: float
+) -> None:
+    generator = torch.Generator().manual_seed(5)
+    x, y = (torch.randn(n, 2, dtype=F64, generator=generator) for n in (5, 4))
+    scores = torch.tensor([0.0, 1.0, 2.0, 3.0, -math.inf], dtype=F64)
+    nowhere = x.index_fill(0, torch.tensor([4]), place)
+    nu = ParticleMeasure(y, positions=[0.1, 0.2, 0.3, 0.4])
+
+    def gradients(points: Tensor) -> list[Tensor]:
+        logs = scores.clone().requires_grad_()
+        mu = ParticleMeasure(
+            x, log_weights=logs.log_softmax(0), positions=[0.1, 0.2, 0.3, 0.4, 0.5]
+        ).replace(points)
+        values = distance(mu, nu), distance(stack([mu, mu, mu]), nu)[1]
+        return [torch.autograd.grad(t, logs, retain_graph=True)[0] for t in values]
+
+    for found, known in zip(gradients(nowhere), gradients(x), strict=True):
+        assert float(known.abs().max()) > 0
+        torch.testing.assert_close(found, known)
+    mu = ParticleMeasure(x, scores.softmax(0)).replace(nowhere)
+    both = solve_w2(mu, nu).potentials
+    assert both is not None
+    assert all(bool(t.isfinite().all()) for t in both)
