@@ -284,25 +284,40 @@ def groups_of(
 
 def _check_last_digits(s: np.ndarray, t: np.ndarray) -> None:
     """Refuse conditions that would be the same without their last digits, as 3 · 0.1 and 3/10."""
-    rough = np.stack([_without_last_digits(column) for column in np.concatenate([s, t]).T], -1)
+    columns = zip(s.T, t.T, strict=True)
+    rough = np.stack([_without_last_digits(*column) for column in columns], -1)
     mine, theirs = (np.unique(each, axis=0) for each in np.split(rough, [len(s)]))
     if np.array_equal(mine, theirs):
         raise ValueError(
             "positions: expected the same of both measures, or different ones, got positions or "
-            "conditions that differ in their last digits alone, as 3 * 0.1 and 3 / 10, at an "
-            "infinite distance; make both in one way, or round them"
+            "conditions that differ in their last digits alone, as 3 * 0.1 and 3 / 10, or 0.1 in "
+            "single and in double precision, at an infinite distance; make both in one way, or "
+            "round them"
         )
 
 
-def _without_last_digits(column: np.ndarray) -> np.ndarray:
+def _without_last_digits(one: np.ndarray, other: np.ndarray) -> np.ndarray:
     """Numbers of groups of values: neighbours that may be apart by rounding alone are in one."""
-    if (column == np.rint(column)).all() and np.abs(column).max() < 2**53:
+    column = np.concatenate([one, other])
+    if _is_whole(column) and np.abs(column).max() < 2**53:
         return column  # whole numbers, all of whose digits count
     order = column.argsort()
-    room = 1e-13 * np.abs(column).max()
+    # Of single precision, as fractions that it holds are, fewer digits are the last ones.
+    has_single = any(_is_single(each) and not _is_whole(each) for each in (one, other))
+    room = (5e-7 if has_single else 1e-13) * np.abs(column).max()
     numbers = np.empty(len(column))
     numbers[order] = np.cumsum(np.diff(column[order], prepend=column[order[0]]) > room)
     return numbers
+
+
+def _is_whole(values: np.ndarray) -> bool:
+    return bool((values == np.rint(values)).all())
+
+
+def _is_single(values: np.ndarray) -> bool:
+    """Whether single precision holds these numbers."""
+    with np.errstate(over="ignore"):
+        return bool((values == values.astype(np.float32)).all())
 
 
 def _grouped(labels: np.ndarray, logs: np.ndarray) -> Groups:

@@ -63,6 +63,32 @@ def test_positions_that_differ_in_their_last_digits_alone_are_refused(distance) 
     assert float(distance(*light, **settings)) == pytest.approx(0.0, abs=1e-12)
 
 
+@pytest.mark.parametrize("distance", [conditional_w2, conditional_sinkhorn_divergence])
+def test_positions_in_single_and_in_double_precision_are_not_told_apart(distance) -> None:
+    points, steps = torch.randn(11, 2), torch.arange(11, dtype=torch.float32)
+    short, other = steps * 0.1, steps / 10
+    assert (short != other).any()
+    wide = points.double()
+    pairs = [
+        (ParticleMeasure(points, positions=short), ParticleMeasure(points, positions=other)),
+        (
+            ParticleMeasure.from_sequence(points).to(torch.float64),
+            ParticleMeasure.from_sequence(wide),
+        ),
+    ]
+    for here, there in pairs:
+        for mu, nu in ((here, there), (there, here)):
+            with pytest.raises(ValueError, match="in single and in double precision"):
+                distance(mu, nu, blur=0.1) if distance is not conditional_w2 else distance(mu, nu)
+    s = np.linspace(0, 1, 11)
+    with pytest.raises(ValueError, match="in single and in double precision"):
+        distance(wide, wide, conditions=(s, s.astype(np.float32)))
+    assert float(distance(wide, wide, conditions=(s, s * (1 + 1e-9)))) == math.inf
+    whole = 1_700_000_000 + 128 * np.arange(11)
+    assert (whole == whole.astype(np.float32)).all()
+    assert float(distance(wide, wide, conditions=(whole, whole + 0.5))) == math.inf
+
+
 def test_conditions_with_other_batch_axes_than_the_points_are_refused() -> None:
     x, several = torch.randn(3, 2), torch.randn(2, 3, 2)
     for y, s, t in (
