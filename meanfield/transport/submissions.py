@@ -141,7 +141,9 @@ def _problem(path: Path, held: dict[str, Any]) -> KnownProblem:
             raise ValueError(
                 f"{name}: expected points of shape (n, d), n ≥ 1, beside those of the other"
             )
-    x, y = held["x"], held["y"]
+    x, y = (  # double precision holds them all, and rounds no end of an interval
+        t.astype(float) if t.dtype.kind == "f" else t for t in (held["x"], held["y"])
+    )
     a, b = (held.get(w, np.full(len(t), 1 / len(t))) for w, t in (("a", x), ("b", y)))
     order = held.get("p", np.array(2))
     if order.size != 1:

@@ -276,6 +276,21 @@ def test_nobody_is_blamed_where_the_distance_itself_is_hardly_known(order, blame
         assert math.isnan(found.potentials_error)
 
 
+@pytest.mark.parametrize("kinds", [("f4", "f4"), ("f2", "f2"), ("f4", "f8"), ("f8", "i4")])
+def test_points_of_any_precision_are_graded_in_double_precision(kinds, tmp_path):
+    x, y = (np.random.default_rng(0).integers(-9, 9, size=(2, 7, 2)) + 0.0).astype("f8")
+    x, y = (t.astype(kind) for t, kind in zip((x, y), kinds, strict=True))
+    both = x.astype("f8"), y.astype("f8")
+    best = solve_wp(*both, 2)
+    np.savez(tmp_path / "own.npz", x=x, y=y, plan=best.plan, f=best.potentials[0])
+    found = grade(tmp_path / "own.npz")
+    same = certify(*both, plan=best.plan, potentials=(best.potentials[0], None))
+    assert (found.lower, found.upper) == (float(same.lower), float(same.upper))
+    assert found.blame == "nothing" and max(found.plan_error, found.potentials_error) < 1e-12
+    np.savez(tmp_path / "own.npz", x=x, y=y, plan=np.roll(best.plan, 1, 1))
+    assert grade(tmp_path / "own.npz").plan_error > 1e-3
+
+
 def test_the_content_of_a_file_counts_and_not_how_its_name_ends(tmp_path):
     np.save(tmp_path / "any.npy", np.arange(60))
     shutil.move(tmp_path / "any.npy", tmp_path / f"{SMALL[0]}.npz")
