@@ -284,6 +284,8 @@ def united(
     uppers = np.concatenate([t.upper for t in answers])
     underflow = _lost_to_underflow(logs, uppers, upper)
     lower, upper = np.maximum(lower * (1 - error) - underflow, 0), upper * (1 + error) + underflow
+    moved = np.where(upper < math.inf, upper, 0.0) * root(np.asarray(order * log_error), order)
+    plan_doubt, dual_doubt = (powers_added(t, moved, order) for t in (plan_doubt, dual_doubt))
     f, g = (np.zeros(size) for size in shape)
     has_potentials = not any(t.f is None or t.g is None for t in answers)
     tiny = float(upper) < (np.finfo(float).tiny / UNIT) ** (1 / order)

@@ -101,6 +101,20 @@ def test_conditions_with_other_batch_axes_than_the_points_are_refused() -> None:
     torch.testing.assert_close(both, w2(x, several))
 
 
+@pytest.mark.parametrize("apart", [0.0, 1e-12, 9e-9])
+def test_masses_of_positions_that_differ_a_little_are_told_as_rounding(apart: float) -> None:
+    generator = torch.Generator().manual_seed(6)
+    x, y = (torch.randn(6, 2, dtype=torch.float64, generator=generator) for _ in range(2))
+    a = torch.tensor([0.1, 0.2, 0.2, 0.1, 0.2, 0.2], dtype=torch.float64)
+    b = torch.tensor([0.2, 0.2, 0.1, 0.1, 0.1, 0.3], dtype=torch.float64)
+    b = b + apart / 6 * torch.tensor([1.0, 1, 1, -1, -1, -1])
+    s = torch.tensor([0.0, 0.0, 0.0, 1.0, 1.0, 1.0])
+    found = solve_conditional_w2((x, a), (y, b), conditions=(s, s))
+    assert found.converged
+    width = float(found.upper - found.lower)
+    assert apart / 10 < width <= 1e-11 + 1.01 * float(found.rounding)
+
+
 @pytest.mark.parametrize("atoms", [1, 3])
 def test_a_position_of_mass_e_to_the_minus_900_is_seen(atoms: int) -> None:
     generator = torch.Generator().manual_seed(4)
