@@ -106,7 +106,8 @@ def as_measures(mu: Measure, nu: Measure, weights: tuple[Any, Any] | None = None
     a, b = _both(weights)
     check_same_columns(points_of(mu), "mu", points_of(nu), "nu")
     check_same_axes(points_of(mu), "mu", points_of(nu), "nu")
-    as_numpy = _is_numpy(mu) and _is_numpy(nu)
+    has_tensors = any(isinstance(t, torch.Tensor) for t in (a, b))
+    as_numpy = _is_numpy(mu) and _is_numpy(nu) and not has_tensors
     mu, nu = _measure(mu, a, "mu"), _measure(nu, b, "nu")
     check_same_kind(mu.points, "mu", nu.points, "nu")
     if mu.dim != nu.dim:
@@ -191,9 +192,14 @@ def _is_plain(values: Any) -> bool:
 
 
 def _is_numpy(value: Measure) -> bool:
-    """Whether the answer should be NumPy: arrays and data frames, beside weights and in lists."""
+    """Whether the answer should be NumPy: arrays and data frames, beside weights and in lists.
+
+    Weights that are a tensor may have a gradient, which NumPy would lose.
+    """
     if isinstance(value, list) and value:
         return all(map(_is_numpy, value))
+    if isinstance(value, tuple) and any(isinstance(t, torch.Tensor) for t in value):
+        return False
     points = points_of(value)
     return isinstance(points, np.ndarray) or hasattr(points, "to_numpy")
 

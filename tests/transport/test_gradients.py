@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -334,3 +335,26 @@ def test_an_atom_without_mass_that_is_nowhere_leaves_the_others_their_gradients(
     both = solve_w2(mu, nu).potentials
     assert both is not None
     assert all(bool(t.isfinite().all()) for t in both)
+
+
+@pytest.mark.parametrize(
+    "distance",
+    [
+        lambda x, y, a: w2((x, a), y),
+        lambda x, y, a: w1(x, y, weights=(a, None)),
+        lambda x, y, a: conditional_w2(y, (x, a), conditions=([0, 1, 2], [0, 1, 2, 3]), penalty=1),
+        lambda x, y, a: sinkhorn_divergence((x, a), y, blur=0.5),
+    ],
+)
+def test_weights_that_are_tensors_keep_their_gradient_beside_points_of_numpy(distance) -> None:
+    generator = torch.Generator().manual_seed(7)
+    x, y = (torch.randn(n, 2, dtype=F64, generator=generator) for n in (4, 3))
+    logs = torch.zeros(4, dtype=F64, requires_grad=True)
+    found, known = (
+        torch.autograd.grad(distance(*points, logs.softmax(0)), logs)[0]
+        for points in ((x.numpy(), y.numpy()), (x, y))
+    )
+    assert float(known.abs().max()) > 0
+    torch.testing.assert_close(found, known)
+    for weights in ([0.25] * 4, np.full(4, 0.25)):
+        assert not torch.is_tensor(distance(x.numpy(), y.numpy(), weights))
