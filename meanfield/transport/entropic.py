@@ -67,8 +67,10 @@ def sinkhorn_divergence(
 
     Returns:
         Shape of the batch, unit of the points squared. Differentiable, once: the gradient is
-        GeomLoss's, at potentials held fixed. It differs from differences of the value, in norm
-        and at the median of 12 pairs, by 11 % at scaling 0.9, 2 % at 0.97 and 0.5 % at 0.99.
+        GeomLoss's, at potentials held fixed, where these have not converged either. At scaling
+        0.9, 0.97 and 0.99 it differs from differences of the value, in norm and at the median of
+        12 pairs of 8 weighted and 6 points in the plane, by 24, 20 and 8 % (blur 0.05), or by 9, 6
+        and 3 % (blur 0.5). The gradient of `w2` is exact.
 
     Raises:
         ValueError: settings out of range, and what `solve_w2` refuses.
