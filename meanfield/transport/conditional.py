@@ -92,8 +92,8 @@ def solve_conditional_w2(
 
 def conditioned_pair(
     mu: Measure, nu: Measure, conditions: tuple[Any, Any] | None
-) -> tuple[Measures, np.ndarray, np.ndarray]:
-    """Two measures, and of their atoms `conditions`, or positions, (B, n, k) and (B, m, k)."""
+) -> tuple[Measures, Tensor, Tensor]:
+    """Two measures, and of their atoms `conditions`, or positions, (..., n, k) and (..., m, k)."""
     if conditions is None:
         for name, measure in (("mu", mu), ("nu", nu)):
             check_positioned(check_measure(measure, name), name)
@@ -114,8 +114,13 @@ def conditioned_pair(
                 "conditions: expected one dimension k, got "
                 f"{given[0].shape[-1]} for mu and {given[1].shape[-1]} for nu"
             )
-    s, t = (to_host(t.double()).reshape(-1, *t.shape[-2:]) for t in given)
+    s, t = (t.double() for t in given)
     return both, s, t
+
+
+def flat_conditions(conditions: Tensor) -> np.ndarray:
+    """(..., n, k) as an array (B, n, k)."""
+    return to_host(conditions).reshape(-1, *conditions.shape[-2:])
 
 
 def _conditions(value: Any, measure: ParticleMeasure, name: str) -> Tensor:
@@ -170,19 +175,19 @@ def _refuse_large_integers(value: Any, name: str) -> None:
 
 
 def solved_by_condition(
-    measures: Measures, s: np.ndarray, t: np.ndarray, penalty: float | None, settings: Settings
+    measures: Measures, s: Tensor, t: Tensor, penalty: float | None, settings: Settings
 ) -> TransportResult:
     """The conditional distance of a pair with conditions, or of a batch of pairs."""
-    pair = measures.pair
+    pair, (u, v) = measures.pair, map(flat_conditions, (s, t))
     price = math.inf if penalty is None else number(penalty, "penalty", least=0, finite=False)
     settings = replace(settings, device=pair.device)
     if price < math.inf:
-        answer = _solve_penalised(pair, s, t, price, settings)
+        answer = _solve_penalised(pair, u, v, price, settings)
     else:
         tolerance = MASS_TOLERANCE[measures.mu.dtype]
         answers = [
-            _solve_case(Problem(*case), u, v, settings, tolerance)[None]
-            for *case, u, v in zip(*pair.flat, s, t, strict=True)
+            _solve_case(Problem(*case), mine, theirs, settings, tolerance)[None]
+            for *case, mine, theirs in zip(*pair.flat, u, v, strict=True)
         ]
         answer = gathered(answers) if answers else None
     return finished(pair, answer, settings, conditional=True)

@@ -19,6 +19,7 @@ from meanfield.measures import ParticleMeasure
 from meanfield.transport.conditional import (
     by_shape,
     conditioned_pair,
+    flat_conditions,
     groups_of,
 )
 from meanfield.transport.gradients import OneDerivative
@@ -130,7 +131,7 @@ def conditional_sinkhorn_divergence(
 
     Returns:
         Shape of the batch, unit of the points squared. Differentiable in the points, and with a
-        penalty in the weights, as `sinkhorn_divergence` is.
+        penalty in conditions and weights, as `sinkhorn_divergence` is.
 
     Raises:
         ValueError: settings out of range, and what `solve_conditional_w2` refuses.
@@ -152,7 +153,8 @@ def conditional_sinkhorn_divergence(
         both = (_priced(*each, price) for each in zip(measures[:2], (s, t), strict=True))
         found = sinkhorn_divergence(*both, **settings)
     else:
-        pairs = zip(_flat(measures.mu), _flat(measures.nu), s, t, strict=True)
+        known = map(flat_conditions, (s, t))
+        pairs = zip(_flat(measures.mu), _flat(measures.nu), *known, strict=True)
         each = [_conditional(left, right, u, v, settings) for left, right, u, v in pairs]
         batch = measures.mu.batch_shape
         stacked = torch.stack(each).reshape(batch) if each else measures.mu.points.new_zeros(batch)
@@ -160,13 +162,10 @@ def conditional_sinkhorn_divergence(
     return to_host(found)[()] if measures.as_numpy else found
 
 
-def _priced(measure: ParticleMeasure, conditions: np.ndarray, penalty: float) -> ParticleMeasure:
+def _priced(measure: ParticleMeasure, conditions: Tensor, penalty: float) -> ParticleMeasure:
     """The measure of the points (x, √λ s)."""
-    points = measure.points
-    with np.errstate(over="ignore"):
-        places = torch.as_tensor(math.sqrt(penalty) * conditions).to(points)
-    present = (measure.log_weights > -math.inf)[..., None]
-    places = torch.where(present, places.reshape(*present.shape[:-1], -1), 0.0)
+    points, present = measure.points, (measure.log_weights > -math.inf)[..., None]
+    places = torch.where(present, (math.sqrt(penalty) * conditions).to(points), 0.0)
     if not bool(places.isfinite().all()):
         raise ValueError(
             f"penalty: expected √λ s in the range of {points.dtype}, got λ = {penalty:g} beside "

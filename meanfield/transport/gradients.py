@@ -7,6 +7,7 @@ plan or the potentials are not unique the gradient is one of several.
 
 from __future__ import annotations
 
+import math
 from typing import Any, NoReturn
 
 import torch
@@ -121,13 +122,22 @@ def conditional_w2(
     """d₂(μ̄, ν̄) = (∫ W₂(μˢ, νˢ)² dθ(s))^½; +∞ where the first marginals differ.
 
     With a penalty λ the conditions may change at the price λ ‖s − t‖². Differentiable in points,
-    and in log-weights: without a penalty along changes that keep both first marginals equal
-    (others lead to +∞); one of several gradients where plans are not unique, see `w2`. Arguments
-    and errors as for `solve_conditional_w2`.
+    with a penalty in conditions (or positions) too, and in log-weights: without a penalty along
+    changes that keep both first marginals equal (others lead to +∞); one of several gradients
+    where plans are not unique, see `w2`. Arguments and errors as for `solve_conditional_w2`.
     """
     settings = Settings(rtol=rtol)
-    given = conditioned_pair(mu, nu, conditions)
-    return _valued(given[0].pair, solved_by_condition(*given, penalty, settings))
+    measures, s, t = conditioned_pair(mu, nu, conditions)
+    result = solved_by_condition(measures, s, t, penalty, settings)
+    pair = measures.pair
+    if penalty is not None and penalty < math.inf and (s.requires_grad or t.requires_grad):
+        # The distance of the points (x, √λ s), whose gradient reaches the conditions.
+        x, y = (
+            torch.cat([points, (math.sqrt(penalty) * each).to(points)], -1)
+            for points, each in ((measures.mu.points, s), (measures.nu.points, t))
+        )
+        pair = pair._replace(x=x, y=y)
+    return _valued(pair, result)
 
 
 def _valued(pair: Pair, result: TransportResult) -> Any:

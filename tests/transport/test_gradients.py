@@ -358,3 +358,39 @@ def test_weights_that_are_tensors_keep_their_gradient_beside_points_of_numpy(dis
     torch.testing.assert_close(found, known)
     for weights in ([0.25] * 4, np.full(4, 0.25)):
         assert not torch.is_tensor(distance(x.numpy(), y.numpy(), weights))
+
+
+@pytest.mark.parametrize("penalty", [0.0, 0.3, 4.0])
+def test_with_a_penalty_the_conditional_distance_has_a_gradient_in_the_conditions(penalty) -> None:
+    generator = torch.Generator().manual_seed(8)
+    x, s = (torch.randn(2, 5, k, dtype=F64, generator=generator) for k in (2, 3))
+    y, t = (torch.randn(2, 4, k, dtype=F64, generator=generator) for k in (2, 3))
+    logs = torch.randn(2, 5, dtype=F64, generator=generator).log_softmax(-1)
+    mu = ParticleMeasure(x, log_weights=logs)
+
+    def value(s: Tensor, t: Tensor) -> Tensor:
+        return conditional_w2(mu, y, conditions=(s, t), penalty=penalty).sum()
+
+    assert torch.autograd.gradcheck(
+        value, (s.clone().requires_grad_(), t.clone().requires_grad_())
+    )
+    given = s.clone().requires_grad_()
+    priced = mu.replace(torch.cat([x, penalty**0.5 * given], -1))
+    known = sinkhorn_divergence(priced, torch.cat([y, penalty**0.5 * t], -1)).sum()
+    found = conditional_sinkhorn_divergence(mu, y, conditions=(given, t), penalty=penalty).sum()
+    torch.testing.assert_close(
+        torch.autograd.grad(found, given)[0], torch.autograd.grad(known, given)[0]
+    )
+
+
+def test_positions_of_a_measure_have_a_gradient_where_they_have_a_price() -> None:
+    generator = torch.Generator().manual_seed(9)
+    x, y = (torch.randn(n, 2, dtype=F64, generator=generator) for n in (4, 3))
+    nu = ParticleMeasure(y, positions=[0.0, 0.5, 1.0])
+
+    def value(positions: Tensor) -> Tensor:
+        return conditional_w2(ParticleMeasure(x, positions=positions), nu, penalty=2.0)
+
+    places = torch.tensor([0.1, 0.4, 0.7, 0.9], dtype=F64, requires_grad=True)
+    (found,) = torch.autograd.grad(value(places), places)
+    assert bool((found != 0).all()) and torch.autograd.gradcheck(value, (places,))
