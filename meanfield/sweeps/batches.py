@@ -24,6 +24,7 @@ from meanfield.sweeps.grid import Case, case_seed, columns_of
 from meanfield.sweeps.plan import Task, Work
 
 _Caught = tuple[type[BaseException], ...]
+_States = tuple[Any, ...]  # of the generators of torch, NumPy, Python and CUDA
 # How many cases, the values of each variable or why there are none, and what the values mean.
 _Outcome = tuple[int, Mapping[str, Any] | str, Task]
 _MESSAGE_LENGTH = 400
@@ -79,29 +80,35 @@ class _GlobalGenerators:
     """The generators of torch, NumPy and Python themselves, seeded by the first case of a call.
 
     New processes all begin at the same numbers: what a case draws would not be its own. When the
-    last batch of a process ends they go on as if nothing had been drawn.
+    last batch of a process ends they go on as if nothing had been drawn, and so they do in a case
+    when a sweep that it has run ends.
     """
 
     def __init__(self) -> None:
         self._lock, self._batches = threading.Lock(), 0
-        self._states: tuple[Any, ...] = ()
+        self._first: _States = ()
+        self._here = threading.local()  # `states`: one for each batch, inside of the one before
 
     def __enter__(self) -> None:
         with self._lock:
+            numpy = np.random.get_state()  # noqa: NPY002
+            cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+            states = torch.get_rng_state(), numpy, random.getstate(), cuda
+            vars(self._here).setdefault("states", []).append(states)
             if self._batches == 0:
-                numpy = np.random.get_state()  # noqa: NPY002
-                cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
-                self._states = torch.get_rng_state(), numpy, random.getstate(), cuda
+                self._first = states
             self._batches += 1
 
     def __exit__(self, *exception: object) -> None:
         with self._lock:
             self._batches -= 1
-            if self._batches == 0:
-                torch.set_rng_state(self._states[0])
-                np.random.set_state(self._states[1])  # noqa: NPY002
-                random.setstate(self._states[2])
-                torch.cuda.set_rng_state_all(self._states[3])
+            states = self._here.states.pop()
+            if self._batches == 0 or self._here.states:
+                torch_state, numpy, python, cuda = states if self._here.states else self._first
+                torch.set_rng_state(torch_state)
+                np.random.set_state(numpy)  # noqa: NPY002
+                random.setstate(python)
+                torch.cuda.set_rng_state_all(cuda)
 
     @staticmethod
     def seed(seed: int) -> None:

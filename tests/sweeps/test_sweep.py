@@ -143,6 +143,21 @@ def test_generator_given_to_a_function_is_seeded_by_the_case():
     assert ds["u"].values.tolist() == again
 
 
+def test_what_a_case_draws_after_a_sweep_of_its_own_goes_on_where_it_was():
+    def outer(x, sweeps):
+        before = functions.drawn(x)
+        if sweeps:
+            sweep(functions.drawn, {"x": [1, 2]}, progress=False)
+        after = functions.drawn(x)
+        return before | {f"{name}_after": value for name, value in after.items()}
+
+    inside, without = (
+        sweep(outer, {"x": [1, 2, 3]}, fixed={"sweeps": sweeps}) for sweeps in (True, False)
+    )
+    xr.testing.assert_equal(inside, without)
+    assert len({*inside["torch_after"].values.tolist()}) == 3
+
+
 def test_vectorised_function_is_given_the_seeds_of_its_cases():
     task = Task(
         lambda x, seeds: {"low": seeds % 2**31},
