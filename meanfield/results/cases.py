@@ -249,7 +249,7 @@ def n_in_common(given: Columns, stored: Columns) -> int:
     same = given.keys() == stored.keys() and all(
         (column.dtype == bool) == (stored[name].dtype == bool)
         and np.array_equal(column[:n], stored[name][:n], equal_nan=column.dtype.kind == "f")
-        and not (column.dtype.kind == "f" and _are_flags(column))
+        and not any(of.dtype.kind == "f" and _are_flags(of) for of in (column, stored[name]))
         for name, column in given.items()
     )
     return n if same else 0

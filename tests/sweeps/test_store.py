@@ -209,6 +209,17 @@ def test_what_identifies_cases_is_that_of_a_fresh_store_whatever_is_kept(tmp_pat
     assert keys == [*dict.fromkeys(asked)]
 
 
+@pytest.mark.parametrize("kind", [int, float])
+def test_numbers_are_not_given_what_truth_values_beside_absences_had(kind, tmp_path):
+    def kind_of(x=None, z=None):
+        return {"kind": type(x).__name__}
+
+    task = Task(kind_of, [Variable("kind", "type of x", dtype="str")], name="kind")
+    sweep(task, [{"x": False, "z": 1}, {"x": True, "z": 1}, {"z": 1}], store=tmp_path / "s")
+    ds = sweep(task, {"x": [kind(0), kind(1)], "z": [1]}, store=tmp_path / "s")
+    assert ds["kind"].values.tolist() == [kind.__name__] * 2
+
+
 def test_failed_cases_are_kept_with_their_message_and_retried_when_asked(tmp_path):
     task, store, log = counting(tmp_path / "log"), tmp_path / "s.zarr", tmp_path / "log"
     (log / "broken").write_text("broken")
