@@ -20,7 +20,7 @@ import itertools
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -52,8 +52,8 @@ class Task:
         function: called with the parameters of a case and the fixed settings by name; returns a
             mapping from variable name to a number, a truth value, a text or an array. If it has
             an argument `seed` (an int) or `generator` (a `torch.Generator` on the CPU, seeded
-            with it), it is given that of the case. For parallel sweeps it must be importable,
-            that is defined at the top of a module.
+            with it), it is given that of the case, unless it is a partial that binds it. For
+            parallel sweeps it must be importable, that is defined at the top of a module.
         variables: the meaning of each value returned. A false truth value `..._converged` gives
             the case the status "not converged". None takes names and types from the first case
             that does not fail: numbers, truth values and texts, or those of a DataArray or a
@@ -113,8 +113,9 @@ class Task:
 
     @cached_property
     def arguments(self) -> frozenset[str]:
-        """The names of the arguments that the function takes."""
-        return frozenset(inspect.signature(self.function).parameters)
+        """The names of the arguments that the function takes, and that no partial binds."""
+        bound = self.function.keywords if isinstance(self.function, partial) else ()
+        return frozenset(inspect.signature(self.function).parameters) - {*bound}
 
     @cached_property
     def labels(self) -> Labels:

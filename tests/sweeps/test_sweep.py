@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import functools
 import logging
 import subprocess
 import sys
@@ -166,6 +167,16 @@ def test_vectorised_function_is_given_the_seeds_of_its_cases():
     )
     ds = sweep(task, {"x": [1.5, 2.5]}, seed=9)
     assert ds["low"].values.tolist() == [case_seed({"x": x}, 9) % 2**31 for x in (1.5, 2.5)]
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_a_seed_that_a_partial_binds_is_that_of_every_case(batched):
+    task = Task(
+        functools.partial(lambda x, seed=0, seeds=0: {"y": x + seed + seeds}, seed=3, seeds=4),
+        [Variable("y", "sum")],
+        batched=batched,
+    )
+    assert sweep(task, {"x": [1.0, 2.0]})["y"].values.tolist() == [8.0, 9.0]
 
 
 @pytest.mark.parametrize(
