@@ -19,8 +19,8 @@ def netcdf(ds: xr.Dataset) -> memoryview:
     """The Dataset as a netCDF file of version 3 (64 bit).
 
     Raises:
-        ValueError: names, attributes or texts that netCDF 3 does not have, more than 2 GiB in a
-            variable.
+        ValueError: names, attributes, texts or dimensions of length 0 that netCDF 3 does not
+            have, more than 2 GiB in a variable.
     """
     for attrs in (ds.attrs, *(variable.attrs for variable in ds.variables.values())):
         check_names(attrs, ascii_only=True)
@@ -34,6 +34,11 @@ def netcdf(ds: xr.Dataset) -> memoryview:
     # Assigned at once: each change of a Dataset compares all its variables.
     encoded = ds.drop_encoding().assign({n: _narrow(ds[n].variable, n) for n in ds.variables})
     for name, variable in encoded.variables.items():
+        if 0 in variable.shape[1:]:
+            raise ValueError(
+                f"{name}: expected a dimension of length 0 in front of all others, where alone "
+                f"netCDF 3 has one, got {dict(variable.sizes)}; a path that ends in .zarr takes it"
+            )
         if _width(variable) * variable.size > _MOST_BYTES:
             raise ValueError(
                 f"{name}: expected at most 2 GiB in a variable, which is what netCDF 3 holds, got "

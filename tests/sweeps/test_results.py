@@ -394,6 +394,16 @@ def test_texts_without_entries_come_back(tmp_path, suffix, texts):
     assert found.word.attrs == {"units": "1"} and "name" in found.coords
 
 
+def test_an_axis_without_places_behind_another_is_refused_where_it_cannot_be_read(tmp_path):
+    ds = xr.Dataset({"y": (("case", "step"), np.zeros((2, 0))), "z": ("case", [1.0, 2.0])})
+    with pytest.raises(ValueError, match=r"y: expected a dimension of length 0 in front .*\.zarr"):
+        results.write_dataset(ds, tmp_path / "a.nc")
+    assert not any(tmp_path.iterdir())
+    for made, name in ((ds, "a.zarr"), (ds.transpose("step", "case"), "a.nc")):
+        path = results.write_dataset(made, tmp_path / name)
+        xr.testing.assert_identical(results.read_dataset(path), made)
+
+
 @pytest.mark.parametrize("suffix", [".zarr", ".nc"])
 def test_an_axis_may_have_a_name_with_a_space(tmp_path, suffix):
     ds = xr.Dataset({"y": ("learning rate", [1.0, 2.0])}, {"learning rate": [0.1, 0.2]})
