@@ -202,11 +202,18 @@ class SweepPlan:
         A vectorised call has the same cases in every shard of as many, because the last digits of
         linear algebra depend on them.
         """
-        share = -(-len(self.cases) // shard[1])  # at most: every shard has something to do
-        size = (size or min(_VECTORISED, share)) if self.task.batched else 1
-        places = np.flatnonzero(missing)
-        here = places[places // size % shard[1] == shard[0]].tolist()
+        here = np.flatnonzero(missing & self.of_shard(size, shard)).tolist()
+        size = self._unit_size(size, shard)
         return [list(unit) for _, unit in itertools.groupby(here, lambda place: place // size)]
+
+    def of_shard(self, size: int | None, shard: tuple[int, int]) -> np.ndarray:
+        """Whether each case is one of the shard."""
+        units = np.arange(len(self.cases)) // self._unit_size(size, shard)
+        return units % shard[1] == shard[0]
+
+    def _unit_size(self, size: int | None, shard: tuple[int, int]) -> int:
+        share = -(-len(self.cases) // shard[1])  # at most: every shard has something to do
+        return (size or min(_VECTORISED, share)) if self.task.batched else 1
 
     def work(self, size: int | None = None) -> Work:
         """What a worker needs; a batch has at most `size` cases, and its results fit in memory."""

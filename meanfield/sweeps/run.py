@@ -35,7 +35,7 @@ class Progress:
     def __init__(self, total: int, *, found: int = 0, visible: bool = True) -> None:
         from tqdm import tqdm
 
-        self._total, self._n_before, self._counts = total, found, np.zeros(4, int)
+        self._total, self._n_done = total, found
         self._start = self._last_line = time.monotonic()
         # None: no bar unless standard error is a terminal, so that logs stay readable.
         disable = None if visible else True
@@ -44,32 +44,26 @@ class Progress:
         if visible and found:
             self._bar.write(f"{found} of {total} cases found", file=sys.stderr)
 
-    def advance(self, status: np.ndarray) -> None:
-        """Count finished cases by their status."""
-        self._counts += np.bincount(status, minlength=4)
-        self._bar.update(len(status))
+    def advance(self, n_cases: int) -> None:
+        """Count finished cases."""
+        self._n_done += n_cases
+        self._bar.update(n_cases)
         if time.monotonic() - self._last_line >= _SECONDS_BETWEEN_LINES:
             self._say()
 
     def __enter__(self) -> Progress:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._bar.close()
         self._say()
-        if kind is None and (self._counts[FAILED] or self._counts[NOT_CONVERGED]):
-            _log.warning(
-                "%d of %d cases failed and %d did not converge; `status` and `message` say which",
-                self._counts[FAILED], self._n_before + self._counts.sum(),
-                self._counts[NOT_CONVERGED],
-            )  # fmt: skip
 
     def _say(self) -> None:
         if not self._lines:
             return
         self._last_line = time.monotonic()
-        n, elapsed = self._n_before + self._counts.sum(), self._last_line - self._start
-        meter = self._bar.format_meter(n, self._total, elapsed, ncols=79, ascii=True)
+        elapsed = self._last_line - self._start
+        meter = self._bar.format_meter(self._n_done, self._total, elapsed, ncols=79, ascii=True)
         self._bar.write(f"sweep: {meter}", file=sys.stderr)
 
 
@@ -191,17 +185,17 @@ def sweep(
             table.keep(places, batch.columns)
         if stopped is not None:
             raise stopped
-        n_missing = sum(map(len, units))
-        total = max(n_missing, len(plan.cases) // (shard[1] if shard else 1))
-        with Progress(total, found=total - n_missing, visible=progress) as bar:
-            for unit, batch in first:
+        own = plan.of_shard(batch_size, shard or (0, 1))
+        found = int(own.sum()) - sum(map(len, units))
+        with Progress(int(own.sum()), found=found, visible=progress) as bar:
+            for unit, _ in first:
                 if unit in units:  # else that of another shard
                     units.remove(unit)
-                    bar.advance(batch.columns["status"])
+                    bar.advance(len(unit))
 
             def keep(places: list[int], batch: Batch) -> None:
                 table.keep(places, batch.columns)
-                bar.advance(batch.columns["status"])
+                bar.advance(len(places))
 
             run(plan.work(batch_size), units, keep)
     except KeyboardInterrupt as interrupt:
@@ -209,6 +203,7 @@ def sweep(
         raise
     if files is not None:
         files.merge_files()
+    table.tell_failures(own)
     return table.dataset()
 
 
@@ -244,6 +239,15 @@ class _Table:
             self._store.write({"case_key": self._keys[places], **parameters, **columns})
         for name, column in columns.items():
             self._rows[name][places] = column
+
+    def tell_failures(self, own: np.ndarray) -> None:
+        """Log how many of one's own cases have failed or not converged, found ones with them."""
+        counts = np.bincount(self._rows["status"][own], minlength=4)
+        if counts[FAILED] or counts[NOT_CONVERGED]:
+            _log.warning(
+                "%d of %d cases failed and %d did not converge; `status` and `message` say which",
+                counts[FAILED], counts.sum(), counts[NOT_CONVERGED],
+            )  # fmt: skip
 
     def kept(self) -> str:
         """How many cases are kept, for the message after an interrupt."""

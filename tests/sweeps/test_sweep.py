@@ -422,7 +422,7 @@ def test_a_line_comes_once_a_minute(monkeypatch, capsys):
     with Progress(10) as bar:
         for _ in range(10):
             now += 13.0
-            bar.advance(np.ones(1, int))
+            bar.advance(1)
     # After 65 and 130 seconds, and at the end.
     assert len(capsys.readouterr().err.splitlines()) == 3
 
@@ -501,6 +501,25 @@ def test_of_a_new_store_nothing_is_found_whatever_was_tried_first(
     failed = f"1 of {len(range(index, n, n_shards))} cases failed"
     said = [record.getMessage() for record in caplog.records]
     assert any(line.startswith(failed) for line in said) == (index == 0), said
+
+
+def test_failures_that_a_store_holds_count_with_the_new_ones(tmp_path, caplog):
+    task = Task(lambda x: reciprocal(x % 3), [Variable("y", "1/x")], name="every third")
+    for n in (3, 6, 6):
+        caplog.clear()
+        sweep(task, {"x": range(n)}, store=tmp_path / "s", progress=False)
+        (said,) = (record.getMessage() for record in caplog.records)
+        assert said.startswith(f"{n // 3} of {n} cases failed and 0 did not")
+
+
+@pytest.mark.parametrize(("batched", "counts"), [(False, (4, 3, 3)), (True, (4, 4, 2))])
+def test_of_a_shard_its_own_cases_are_counted(batched, counts, tmp_path, capsys):
+    task = Task(functions.square, [Variable("y", "square")], batched=batched)
+    for n_found in (0, 1):
+        for index, n in enumerate(counts):
+            sweep(task, {"x": range(10)}, store=tmp_path / "s", shard=(index, 3))
+            said = capsys.readouterr().err
+            assert f" {n}/{n} [" in said and (f"{n} of {n} cases found" in said) == n_found
 
 
 def test_what_stands_beside_the_axes_of_arrays_in_a_dict_is_kept():
