@@ -29,7 +29,7 @@ def cases_of(grid: Grid) -> list[Case]:
             names may differ (a ragged grid).
 
     Raises:
-        ValueError: no cases, the same case twice, NaN as a value.
+        ValueError: no cases, the same case twice, NaN or a masked entry as a value.
         TypeError: values other than numbers, truth values and text.
 
     Example:
@@ -98,6 +98,8 @@ def columns_of(cases: Sequence[Case]) -> dict[str, np.ndarray]:
 
 def _plain(name: str, value: Any) -> Any:
     """A parameter as a Python number, truth value or text."""
+    if value is np.ma.masked:  # whose item is 0.0
+        raise ValueError(f"parameter {name!r}: expected a value, got a masked one")
     is_time = isinstance(value, (np.datetime64, np.timedelta64))
     if hasattr(value, "item") and getattr(value, "ndim", 0) == 0 and not is_time:
         value = value.item()

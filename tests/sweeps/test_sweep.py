@@ -184,6 +184,7 @@ def test_a_seed_that_a_partial_binds_is_that_of_every_case(batched):
     [
         ((functions.square, {"x": [1, 1.0]}), ValueError, "different cases, got {'x': 1.0} twice"),
         ((functions.square, {"x": [np.nan]}), ValueError, "got NaN"),
+        ((functions.square, {"x": np.ma.masked_less([1, 2], 2)}), ValueError, "got a masked one"),
         ((functions.square, {"x": [True, 1]}), TypeError, "truth values or texts, got a mixture"),
         ((functions.square, {"x": [2**53 + 1, 0.5]}), ValueError, "got 9007199254740993"),
         ((lambda **case: {"y": 1.0}, {"a b": [1]}), ValueError, r"identifiers .*, got \['a b'\]"),
