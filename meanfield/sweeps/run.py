@@ -92,9 +92,10 @@ def sweep(
         grid: parameter name -> values (all combinations, the last name fastest), or a list of
             dicts (a ragged grid).
         fixed: settings that are the same in each case, passed by name; in the provenance. Each
-            case gets a copy, which it may change, of all that can be copied; a large model that
-            no case changes is better loaded by the function, behind `functools.cache`. No
-            generators: a case gets its own.
+            case gets a copy, which it may change, of all that can be copied, but not of objects
+            whose class lists what they are as `identified_by`: these no case may change. A large
+            model is better loaded by the function, behind `functools.cache`. No generators: a
+            case gets its own.
         seed: of the whole. Each case has its own, made from this and the parameters of the case:
             the function gets it as its argument `seed` or `generator`, see `Task`, and what it
             draws from torch's (on CPU and CUDA), NumPy's or Python's own generators begins there
