@@ -1,8 +1,4 @@
-"""The command line: run an experiment, draw a finished one, say what is installed.
-
-Exit codes: 0 done, 1 an error (one sentence on stderr), 2 wrong usage, 3 finished with failed
-cases, 130 ended by Ctrl-C, 143 by SIGTERM, 129 by SIGHUP.
-"""
+"""The command line: run an experiment, draw a finished one, say what is installed."""
 
 from __future__ import annotations
 
@@ -21,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import meanfield
-from meanfield.checks import count, suggestion
+from meanfield.checks import count, number, suggestion
 from meanfield.errors import NoCases
 from meanfield.experiments import EXPERIMENTS, get, question_of
 from meanfield.habits import sentence_of
@@ -46,6 +42,10 @@ meanfield: self-attention as a map of measures, its Lipschitz constants and opti
   meanfield info                                versions and devices, for a bug report
 
 In Python: import meanfield; meanfield.transport.w2(x, y). All options: meanfield --help"""
+_EXIT_CODES = """\
+exit codes: 0 done, 1 an error (one sentence on stderr), 2 wrong usage: options, NAME or
+settings that cannot be, and nothing was begun, 3 finished with failed cases, 129 ended by
+SIGHUP, 130 by Ctrl-C, 143 by SIGTERM"""
 _RUN = "the .sweep, .zarr or .nc of a run"
 _OUT = "folder for the store, the Dataset and the figures (default: results)"
 _ANSWER = ".npy or .npz named by its problem, or a folder of such (see transport.grade)"
@@ -100,6 +100,19 @@ class _Parser(argparse.ArgumentParser):
         super().error(message + hint)
 
 
+class _UsageError(Exception):
+    """The line asks for an experiment, or for settings, that cannot be."""
+
+
+@contextlib.contextmanager
+def _asked() -> Iterator[None]:
+    """What is refused here is what the line asks for."""
+    try:
+        yield
+    except (ValueError, TypeError) as error:
+        raise _UsageError(str(error)) from error
+
+
 class _Ended(KeyboardInterrupt):
     """A signal to end the process: time limit of a cluster (SIGTERM), closed terminal (SIGHUP)."""
 
@@ -134,10 +147,11 @@ def _act(options: argparse.Namespace) -> int:
         said = ["ended by " + signal.Signals(number).name, *getattr(error, "__notes__", [])]
         _logger.error("%s", ": ".join(said))
         return 128 + number
+    except _UsageError as error:
+        _logger.error("%s", error, exc_info=options.verbose)
+        return 2
     except (ValueError, TypeError, OSError, RuntimeError, ImportError, LookupError) as error:
-        if options.verbose:
-            raise
-        _logger.error("%s", error)
+        _logger.error("%s", error, exc_info=options.verbose)
         return 1
 
 
@@ -147,6 +161,7 @@ def _parser() -> tuple[_Parser, Mapping[str, _Parser]]:
         prog="meanfield",
         allow_abbrev=False,  # --n would be --no-figures
         description="Self-attention as a map of measures: Lipschitz constants and transport.",
+        epilog=_EXIT_CODES,
     )
     parser.add_argument("-v", "--verbose", action="store_true", help="log more, show tracebacks")
     parser.add_argument("-V", "--version", action="version", version=meanfield.__version__)
@@ -204,7 +219,10 @@ def _add_run(run: argparse.ArgumentParser) -> None:
     )
     run.add_argument("--retry-failed", action="store_true", help="run failed cases again")
     run.add_argument(
-        "--case-timeout", type=float, metavar="S", help="seconds a case may take, with --workers"
+        "--case-timeout",
+        type=_seconds,
+        metavar="S",
+        help="seconds a case may take, with --workers",
     )
     run.add_argument("--no-figures", action="store_true", help="only the Dataset")
     _add_format(run)
@@ -223,6 +241,13 @@ def _whole(text: str, least: int = 1) -> int:
     except ValueError:
         expected = f"a whole number ≥ {least}"
         raise argparse.ArgumentTypeError(f"expected {expected}, got {text!r}") from None
+
+
+def _seconds(text: str) -> float:
+    try:
+        return number(float(text), "value", above=0, finite=False)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected a number > 0, got {text!r}") from None
 
 
 def _shard(text: str) -> tuple[int, int]:
@@ -282,10 +307,13 @@ def _list(options: argparse.Namespace) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    experiment = get(options.name)
-    settings = _settings(experiment, options)
-    if options.case_timeout is not None and options.workers is None:
-        raise ValueError("--case-timeout: expected --workers N too, processes that can be ended")
+    with _asked():
+        experiment = get(options.name)
+        settings = _settings(experiment, options)
+        if options.case_timeout is not None and options.workers is None:
+            raise ValueError(
+                "--case-timeout: expected --workers N too, processes that can be ended"
+            )
     if options.out.exists() and not options.out.is_dir():
         raise ValueError(f"--out: expected a folder, got the file {options.out}")
     store = options.out / f"{options.name}.sweep"
@@ -299,6 +327,8 @@ def _run(options: argparse.Namespace) -> int:
         check_replaceable(store.with_suffix(suffix))
     # Cases are small: more threads wait for one another, ten times slower on a busy machine.
     torch.set_num_threads(options.threads)
+    with _asked():
+        plan = experiment.plan(settings)
     try:
         options.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -306,7 +336,7 @@ def _run(options: argparse.Namespace) -> int:
             f"--out: expected a folder that can be made, got {options.out}: {error.strerror}"
         ) from None
     ds = sweep(
-        **experiment.plan(settings),
+        **plan,
         store=store,
         executor=options.workers,
         shard=options.shard,

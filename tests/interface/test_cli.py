@@ -110,6 +110,21 @@ def test_settings_come_from_a_toml_file_and_set_wins(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        (["run", "two-dirac", "--config", "/nonexistent.toml"], "nonexistent.toml"),
+        (["grade", "/nonexistent.npy"], "nonexistent.npy: there is no such file"),
+        (["plot", "/nonexistent.nc"], "nonexistent.nc"),
+        (["report", "/nonexistent.nc"], "nonexistent.nc"),
+        (["status", "/nonexistent.zarr"], "nonexistent.zarr"),
+        (["run", "two-dirac", "--out", __file__], "--out: expected a folder, got the file"),
+    ],
+)
+def test_mistakes_are_one_sentence_and_exit_code_1(arguments, words, capsys):
+    said_in_one_sentence(arguments, 1, words, capsys)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
         (["run", "three-dirac"], "experiment: expected one of 'two-dirac', "),
         (["run", "two-dirc"], "did you mean 'two-dirac'?"),
         (
@@ -125,22 +140,32 @@ def test_settings_come_from_a_toml_file_and_set_wins(tmp_path, capsys):
         (["run", "two-dirac", "--set", "gamma=1.0\nseed=7"], "'gamma': expected one value"),
         (["run", "two-dirac", "--set", "gamma=fast"], "'gamma': expected float"),
         (["run", "two-dirac", "--set", "radii=true"], "'radii': expected float"),
-        (["run", "two-dirac", "--config", "/nonexistent.toml"], "nonexistent.toml"),
         (["run", "two-dirac", "--config", str(Path(cli.__file__))], "expected TOML, got: "),
-        (["grade", "/nonexistent.npy"], "nonexistent.npy: there is no such file"),
-        (["plot", "/nonexistent.nc"], "nonexistent.nc"),
-        (["report", "/nonexistent.nc"], "nonexistent.nc"),
-        (["status", "/nonexistent.zarr"], "nonexistent.zarr"),
+        (["run", "two-dirac", "--set", "gamma=-1"], "gamma: expected a number > 0"),
+        (["run", "two-dirac", "--set", "masks=yes"], "'masks': expected bool"),
         (["run", "two-dirac", "--case-timeout", "5"], "--case-timeout: expected --workers"),
-        (["run", "two-dirac", "--out", __file__], "--out: expected a folder, got the file"),
     ],
 )
-def test_mistakes_are_one_sentence_and_exit_code_1(arguments, words, capsys):
-    assert cli.main(arguments) == 1
+def test_what_the_line_asks_for_and_is_not_there_is_exit_code_2(
+    arguments, words, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    said_in_one_sentence(arguments, 2, words, capsys)
+    assert not any(tmp_path.iterdir())
+
+
+def said_in_one_sentence(arguments, code, words, capsys):
+    assert cli.main(arguments) == code
     out, said = capsys.readouterr()
     assert words in said and not out
     assert "Traceback" not in said
     assert len(said.strip().splitlines()) == 1
+
+
+def test_asked_for_there_is_a_traceback_and_the_same_exit_code(capsys):
+    for arguments, code in ((["run", "three-dirac"], 2), (["plot", "/nonexistent.nc"], 1)):
+        assert cli.main(["-v", *arguments]) == code
+        assert "Traceback" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -295,8 +320,9 @@ def test_shards_together_are_the_run(finished, tmp_path):
 def test_wrong_usage_is_exit_code_2(capsys):
     run = ["run", "two-dirac"]
     workers = [[*run, "--workers", text] for text in ("0", "²", "1.5", "-1", "two")]
+    timeouts = [[*run, "--workers", "1", "--case-timeout", text] for text in ("0", "nan", "x")]
     shards = [[*run, "--shard", text] for text in ("²/4", "4", "1/0", "2/2", "-1/2", "/")]
-    for arguments in (["fly"], ["run"], [*run, "--n", "4"], *workers, *shards):
+    for arguments in (["fly"], ["run"], [*run, "--n", "4"], *workers, *timeouts, *shards):
         with pytest.raises(SystemExit) as caught:
             cli.main(arguments)
         assert caught.value.code == 2
