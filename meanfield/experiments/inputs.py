@@ -15,7 +15,7 @@ from torch import Tensor
 from meanfield import bounds, corpora, pretrained
 from meanfield.attention import AttentionParameters
 from meanfield.bounds.layer import Layer
-from meanfield.checks import to_host
+from meanfield.checks import choice, to_host
 from meanfield.experiments.settings import along, derived, setting
 from meanfield.pretrained import Transformer
 
@@ -128,9 +128,8 @@ def _loaded(
         )
     sizes = {"num_hidden_layers": depth, "hidden_size": width}
     changes = {field: size for field, size in sizes.items() if size}
-    return pretrained.load(
-        model, causal=causal, seed=seed, config=changes or None, dtype=getattr(torch, dtype)
-    )
+    kind = getattr(torch, choice(dtype, "dtype", ("float32", "float64")))
+    return pretrained.load(model, causal=causal, seed=seed, config=changes or None, dtype=kind)
 
 
 def _files(model: str) -> tuple[Any, ...]:

@@ -106,7 +106,8 @@ def read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
 def override(settings: Any, changes: Mapping[str, Any], texts: Iterable[str] = ()) -> Any:
     """The settings with some values changed, and then with those of ``key=value`` texts.
 
-    A text's value is read as TOML: numbers, true, false, [lists]; what is no TOML is text.
+    A text's value is read as TOML: numbers, true, false, [lists]; what is no TOML is text, but
+    for Python's True and False.
 
     Raises:
         ValueError: a text without "=", no such setting, a value of another type.
@@ -143,7 +144,7 @@ def _value(key: str, text: str) -> Any:
         table = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError as error:
         if text[0] not in "[{\"'":
-            return text
+            return {"True": True, "False": False}.get(text, text)
         raise ValueError(f"setting {key!r}: broken TOML, {text}: {error}") from None
     if len(table) > 1:
         raise ValueError(f"setting {key!r}: expected one value, got {text!r}")

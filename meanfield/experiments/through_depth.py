@@ -19,7 +19,7 @@ import torch
 import xarray as xr
 
 from meanfield import ParticleMeasure
-from meanfield.checks import to_host
+from meanfield.checks import as_bool, to_host
 from meanfield.experiments import inputs
 from meanfield.experiments.experiment import Experiment
 from meanfield.experiments.settings import along, derived, over, setting
@@ -75,6 +75,8 @@ class Settings:
 
 def resolve(s: Settings) -> Settings:
     """Settings with what tells the models and the text from others."""
+    if s.causal is not None:
+        as_bool(s.causal, "causal")
     every: Any = {"text": s.text, "n_windows": s.n_windows, "n_tokens": s.n_tokens}
     every |= {"seed": s.seed, "dtype": s.dtype}
     loading = {

@@ -143,6 +143,8 @@ def test_mistakes_are_one_sentence_and_exit_code_1(arguments, words, capsys):
         (["run", "two-dirac", "--config", str(Path(cli.__file__))], "expected TOML, got: "),
         (["run", "two-dirac", "--set", "gamma=-1"], "gamma: expected a number > 0"),
         (["run", "two-dirac", "--set", "masks=yes"], "'masks': expected bool"),
+        (["run", "through-depth", "--set", "causal=maybe"], "expected True or False, got 'maybe'"),
+        (["run", "real-text", "--quick", "--set", "dtype=half"], "expected one of 'float32', "),
         (["run", "two-dirac", "--case-timeout", "5"], "--case-timeout: expected --workers"),
     ],
 )
