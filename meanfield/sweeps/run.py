@@ -101,7 +101,7 @@ def sweep(
             draws from torch's (on CPU and CUDA), NumPy's or Python's own generators begins there
             too, in a vectorised call at that of its first case, unless other threads draw at the
             same time.
-        attrs: attributes of the Dataset, text and numbers; kept in the store.
+        attrs: attributes of the Dataset, text and numbers; the store keeps those of the last call.
         store: a folder that holds finished cases, in files of at most some 20 seconds of work. If
             it exists, only what is missing is run; cases that are not in it yet are added;
             another function, seed or setting is refused. A finished case survives any death of
