@@ -10,7 +10,7 @@ import xarray as xr
 
 from meanfield.checks import describe
 from meanfield.habits import with_hints
-from meanfield.results.cases import unless_nan
+from meanfield.results.cases import NOT_CONVERGED, OK, is_sweep, unless_nan
 
 
 def as_dataset(ds: object) -> xr.Dataset:
@@ -104,7 +104,8 @@ def _unfold(variable: xr.Variable, names: list[str], shape: tuple[int, ...]) -> 
 def numbers(ds: xr.Dataset) -> dict[str, float]:
     """The numbers of a Dataset by name and place, as loggers of training take them.
 
-    Flags become 0 and 1; text and NaN are left out. Where coordinates repeat, places are counted.
+    Flags become 0 and 1; text, NaN and what cases without an answer hold are left out. Where
+    coordinates repeat, places are counted.
 
     Args:
         ds: of any dimensions, the fewer the better: each number becomes an entry.
@@ -116,9 +117,12 @@ def numbers(ds: xr.Dataset) -> dict[str, float]:
         {'block/layer0': 2.0, 'block/layer2': 3.5, 'loss': 0.5}
     """
     found = {}
-    for name, column in as_dataset(ds).data_vars.items():
+    done = ds["status"].isin((OK, NOT_CONVERGED)) if is_sweep(as_dataset(ds)) else None
+    for name, column in ds.data_vars.items():
         if column.dtype.kind not in "biuf":
             continue
+        if done is not None and "case" in column.dims and name != "status":
+            column = column.astype(float).where(done)  # of integers and flags NaN is none
         named = {dim for dim, index in column.indexes.items() if index.is_unique}
         for place in np.ndindex(column.shape):
             at = column[place]

@@ -20,6 +20,7 @@ from meanfield.results import Variable
 from meanfield.results import provenance as provenance_module
 from meanfield.results.labels import dataset
 from meanfield.results.provenance import provenance
+from meanfield.sweeps import Task
 
 SLOW = pytest.mark.slow
 GAIN = Variable("gain", "Lipschitz constant", symbol="L")
@@ -158,6 +159,17 @@ def test_a_cube_is_of_parameters_that_are_there_once():
 def test_numbers_at_repeated_coordinates_are_all_kept():
     ds = xr.Dataset({"y": ("time", [1.0, 2.0])}, {"time": [0.0, 0.0]})
     assert results.numbers(ds) == {"y/time0": 1.0, "y/time1": 2.0}
+
+
+def test_what_stands_in_for_the_answer_of_a_failed_case_is_no_number():
+    def counted(x):
+        return {"inverse": 1 / x, "n": 5, "positive": True}
+
+    kinds = {"inverse": "float64", "n": "int64", "positive": "bool"}
+    task = Task(counted, [Variable(name, name, dtype=kind) for name, kind in kinds.items()])
+    found = results.numbers(sweep(task, {"x": [0, 2]}))
+    assert found.pop("status/case0") == 3 and found.pop("status/case1") == 1
+    assert found == {"inverse/case1": 0.5, "n/case1": 5.0, "positive/case1": 1.0}
 
 
 def test_cube_of_an_incomplete_grid_is_refused():
