@@ -77,7 +77,7 @@ def coded(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The different values in order of appearance, and for each place the index of its value."""
     places: dict[object, int] = {}
     levels = map(unless_nan, values.tolist())
-    codes = np.array([places.setdefault(level, len(places)) for level in levels])
+    codes = np.array([places.setdefault(level, len(places)) for level in levels], int)
     return np.array(list(places), dtype=values.dtype), codes
 
 

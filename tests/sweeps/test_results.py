@@ -172,6 +172,11 @@ def test_what_stands_in_for_the_answer_of_a_failed_case_is_no_number():
     assert found == {"inverse/case1": 0.5, "n/case1": 5.0, "positive/case1": 1.0}
 
 
+def test_no_cases_are_an_empty_cube():
+    cube = results.to_cube(product_grid({"a": 2, "b": 3}).isel(case=[]))
+    assert cube.sizes == {"a": 0, "b": 0, "head": 2}
+
+
 def test_cube_of_an_incomplete_grid_is_refused():
     long = product_grid({"a": 2, "b": 3})
     with pytest.raises(ValueError, match=r"6 cases, got 5 cases of which 5 are different"):
