@@ -150,6 +150,8 @@ def sweep(
     """
     check_executor(executor, case_timeout)
     progress = as_bool(progress, "progress")
+    retry_failed = as_bool(retry_failed, "retry_failed")
+    accept_changed_code = as_bool(accept_changed_code, "accept_changed_code")
     seed = count(seed, "seed", least=-(2**63), most=2**63 - 1)
     _check_settings(store, shard, batch_size)
     # Absolute, for a case may change the folder.

@@ -218,6 +218,13 @@ def test_a_mistake_of_the_program_is_an_error_at_once(arguments, error, text):
         sweep(*arguments)
 
 
+@pytest.mark.parametrize("name", ["progress", "retry_failed", "accept_changed_code"])
+def test_no_text_counts_as_a_truth_value(name, tmp_path):
+    with pytest.raises(TypeError, match=f"{name}: expected True or False, got 'no'"):
+        sweep(functions.square, {"x": [1]}, store=tmp_path / "s", **{name: "no"})
+    assert not (tmp_path / "s").exists()
+
+
 def test_a_name_in_the_grid_and_fixed_is_refused():
     with pytest.raises(ValueError, match=r"got \['offset'\] in both"):
         sweep(functions.square, {"x": [1], "offset": [1]}, fixed={"offset": 2})
