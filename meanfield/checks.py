@@ -199,7 +199,7 @@ def to_host(values: Tensor) -> np.ndarray:
     The only place where tensors become arrays: a search for its name finds everything that does
     not run on a device.
     """
-    return values.detach().cpu().numpy()
+    return values.detach().cpu().resolve_conj().resolve_neg().numpy()
 
 
 def is_host(device: torch.device) -> bool:

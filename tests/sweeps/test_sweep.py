@@ -99,6 +99,18 @@ def test_a_tensor_with_a_derivative_is_a_number_of_a_plain_function():
     assert ds["y"].values.tolist() == [1.0, 2.0]
 
 
+def test_what_torch_only_notes_of_a_tensor_is_in_its_numbers_and_its_content(tmp_path):
+    spectrum = torch.tensor([1 + 2j, 3 - 4j]).conj()  # a view, and its imaginary part another
+
+    def phase(x, spectrum):
+        return {"y": spectrum[1].imag * x}
+
+    task = Task(phase, name="phase")
+    for given in (spectrum, spectrum.resolve_conj()):
+        ds = sweep(task, {"x": [1.0, 2.0]}, fixed={"spectrum": given}, store=tmp_path / "s")
+        assert ds["y"].values.tolist() == [4.0, 8.0]
+
+
 def test_texts_of_an_enumeration_are_texts():
     kinds = enum.StrEnum("Kind", "a b")
     ds = sweep(lambda kind: {"twice": 2 * kind}, {"kind": list(kinds)})
