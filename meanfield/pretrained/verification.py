@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -31,15 +32,18 @@ class Call(NamedTuple):
 
 @contextmanager
 def recorded(modules: Sequence[Any]) -> Iterator[list[Call]]:
-    """The calls of the modules, in order, while the context lasts.
+    """The calls of the modules in this thread, in order, while the context lasts.
 
     A module that several layers share is called once for each of them.
     """
     calls: list[Call] = []
+    thread = threading.get_ident()
 
-    def record(
-        module: Any, positional: tuple[Any, ...], named: Mapping[str, Any], output: Any
-    ) -> None:
+    # Another thread that runs the model calls this too, without `named` while it is registered.
+    def record(module: Any, positional: tuple[Any, ...], *rest: Any) -> None:
+        if threading.get_ident() != thread:
+            return
+        named, output = rest
         entered = positional[0] if positional else named["hidden_states"]
         calls.append(Call(entered, output[0] if isinstance(output, tuple) else output))
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -128,6 +130,22 @@ def test_texts_of_several_lengths_are_each_what_the_model_makes_of_them_alone(so
         with torch.no_grad(), InFloat64():
             alone = source.model(input_ids=text[None], use_cache=False).last_hidden_state[0]
         assert float((found[row, : len(text)] - alone).abs().max()) <= 1e-12 * alone.abs().max()
+
+
+def test_texts_of_two_threads_are_each_those_of_one(sources):
+    """Both runs of the model begin when both threads listen to it."""
+    source, met = sources["bert"], threading.Barrier(2, timeout=60)
+    given = IDS, IDS + 9
+    alone = [source.attention_inputs(ids) for ids in given]
+
+    def wait(*arguments):
+        met.wait()
+
+    hook = source.model.register_forward_pre_hook(wait)
+    with ThreadPoolExecutor(2) as executor:
+        found = list(executor.map(source.attention_inputs, given))
+    hook.remove()
+    assert all(map(torch.equal, found, alone))
 
 
 def test_token_types_reach_the_model(sources):
