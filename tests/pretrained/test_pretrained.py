@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -96,8 +97,37 @@ def test_a_random_model_follows_from_its_seed_and_leaves_the_global_state_alone(
     other = pretrained.load("random:gpt2", seed=4, config=SMALL_GPT2)
     assert torch.equal(first.parameters(1).query, again.parameters(1).query)
     assert not torch.equal(first.parameters(1).query, other.parameters(1).query)
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        again = pretrained.load("random:gpt2", seed=3, config=SMALL_GPT2)
+        assert torch.get_default_dtype() == torch.float64
+    finally:
+        torch.set_default_dtype(default)
+    assert torch.equal(first.parameters(1).query, again.parameters(1).query)
     with pytest.raises(TypeError, match=r"source.encode\(text\)"):
         first.tokenizer("the cat")
+
+
+def test_random_models_of_two_threads_are_each_those_of_one(monkeypatch):
+    kind = transformers.GPT2Model
+    prints = [
+        pretrained.load("random:gpt2", seed=s, config=SMALL_GPT2).fingerprint for s in (3, 4)
+    ]
+    before, make = torch.get_rng_state(), kind.__init__
+
+    def slowly(model, *arguments, **settings):
+        time.sleep(0.1)  # the other thread goes on
+        make(model, *arguments, **settings)
+
+    monkeypatch.setattr(kind, "__init__", slowly)
+    with ThreadPoolExecutor(2) as executor:
+        jobs = [
+            executor.submit(pretrained.load, "random:gpt2", seed=s, config=SMALL_GPT2)
+            for s in (3, 4)
+        ]
+    assert [job.result().fingerprint for job in jobs] == prints
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_words_are_numbered_for_random_weights_and_otherwise_with_a_warning():
