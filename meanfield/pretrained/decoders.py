@@ -35,6 +35,7 @@ from meanfield.pretrained.modules import (
 _RANDOM_SIZES = {
     **{"hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 4, "vocab_size": 8192},
     **{"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 32},
+    "pad_token_id": None,  # words are numbered from 0; the embedding of padding is the origin
 }
 _FEW_EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
 # The norms before and after attention, and those of the feed-forward layer, by module.
@@ -265,5 +266,8 @@ DECODERS = (
         feed=None, sizes=_FEW_EXPERTS,
     ),
     decoder("mixtral", "Mixtral", width=_one_width, feed=None, sizes=_FEW_EXPERTS),
-    decoder("qwen3_moe", "Qwen3Moe", width=_one_width, kernel=_normalised, feed=None),
+    decoder(
+        "qwen3_moe", "Qwen3Moe", width=_one_width, kernel=_normalised, feed=None,
+        sizes={"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 704},
+    ),
 )  # fmt: skip

@@ -272,6 +272,16 @@ def test_the_place_of_padding_is_part_of_a_fingerprint_where_positions_begin_beh
     assert pretrained.load(tmp_path).fingerprint == source.fingerprint
 
 
+@pytest.mark.parametrize("name", [name for name in FAMILIES if FAMILIES[name].random_config])
+def test_random_models_of_large_kinds_are_small_and_have_no_word_at_the_origin(name):
+    """The embedding of padding is the origin, where an RMSNorm stretches by 1/√ε."""
+    source = pretrained.load(f"random:{name}", dtype=torch.float32, verify=False)
+    assert sum(part.numel() for part in source.model.parameters()) < 2e7
+    if name != "vit":
+        lengths = source.embeddings("to be or not").points.norm(dim=-1)
+        assert float(lengths.min()) > 0.5 * float(lengths.max())
+
+
 @pytest.mark.parametrize("name", ["distilbert", "albert", "llama", "gpt_neox"])
 def test_masks_that_a_family_does_not_have_are_refused(name):
     source = small(name)
