@@ -15,7 +15,7 @@ from torch import Tensor
 from meanfield.attention import SelfAttention
 from meanfield.checks import as_float_tensor, check_finite
 from meanfield.layers import Chain
-from meanfield.pretrained.family import SMALL, Family, Site
+from meanfield.pretrained.family import SMALL, Family, Site, eager
 from meanfield.pretrained.model_inputs import ModelInputs, Runs
 from meanfield.pretrained.modules import (
     Linear,
@@ -136,6 +136,13 @@ def _gpt2(site: Site) -> Parts:
     )
 
 
+def _gpt2_plainly(model: Any) -> Any:
+    """Without the scores in float32 whatever the weights that a configuration can ask for."""
+    for block in model.h:
+        block.attn.reorder_and_upcast_attn = False
+    return eager(model)
+
+
 _NO_POOLING = {"add_pooling_layer": False}
 # The first positions belong to the padding token and to nobody.
 _ROBERTA_TOKENS = TokenIds(
@@ -161,7 +168,7 @@ ENCODERS = (
     encoder(
         "gpt2", "GPT2", _gpt2, pre=True, masks=(True,), blocks=lambda model: model.h,
         attention_module=lambda block: block.attn,
-        last=lambda model: [layer_norm(model.ln_f)],
+        last=lambda model: [layer_norm(model.ln_f)], plainly=_gpt2_plainly,
     ),
 )  # fmt: skip
 

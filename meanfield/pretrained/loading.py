@@ -231,7 +231,7 @@ def _random(name: str, causal: bool | None, seed: int, changes: dict[str, Any]) 
             model = model_class(model_config, **family.model_arguments)
         finally:
             torch.set_default_dtype(default)
-    return Transformer(name, family, masked, _ready(model), WORDS)
+    return Transformer(name, family, masked, _ready(family, model), WORDS)
 
 
 def _from_folder(name: str, folder: Path, causal: bool | None, dtype: torch.dtype) -> Transformer:
@@ -241,7 +241,7 @@ def _from_folder(name: str, folder: Path, causal: bool | None, dtype: torch.dtyp
     masked = _set_mask(config, family, causal)
     arguments = {**family.model_arguments, "dtype": dtype}
     model = read_model(model_class, folder, config, arguments)
-    return Transformer(name, family, masked, _ready(model), read_tokenizer(folder))
+    return Transformer(name, family, masked, _ready(family, model), read_tokenizer(folder))
 
 
 def _classes(family: Family) -> tuple[Any, Any]:
@@ -282,6 +282,6 @@ def _set_mask(config: Any, family: Family, causal: bool | None) -> bool:
     return causal
 
 
-def _ready(model: Any) -> Any:
+def _ready(family: Family, model: Any) -> Any:
     # A model built from a configuration starts in training mode: dropout would be on.
-    return model.eval().requires_grad_(False)
+    return family.plainly(model.eval().requires_grad_(False))

@@ -33,6 +33,7 @@ _NAMES = re.compile(
     ".*name_or_path|transformers_version|architectures|auto_map|(torch_)?dtype|return_dict|use_cache"
     "|id2label|label2id|num_labels|problem_type|output_.*|tokenizer_class|(bos|eos|sep|cls)_token_id"
     "|.*drop(out)?(_.*)?|.*_pdrop|initializer_.*|gradient_checkpointing|task_specific_params"
+    "|reorder_and_upcast_attn"
 )
 
 

@@ -82,6 +82,19 @@ def test_the_scaling_of_gpt2_is_read_from_its_configuration(by_width, by_depth):
     assert torch.allclose(ours(model, 2, clouds[2]), expected, rtol=1e-11, atol=1e-11)
 
 
+def test_gpt2_with_scores_in_single_precision_is_read_with_those_of_its_dtype(tmp_path):
+    model, tokens = small("gpt2"), ids(7)
+    model.model.config.reorder_and_upcast_attn = True
+    model.model.save_pretrained(tmp_path)
+    loaded = pretrained.load(tmp_path)
+    assert loaded.fingerprint == model.fingerprint
+    assert torch.equal(loaded.attention_inputs(tokens), model.attention_inputs(tokens))
+    kind = transformers.GPT2Model
+    own = kind.from_pretrained(tmp_path, dtype=torch.float32, attn_implementation="eager").eval()
+    found, expected = pretrained.read(own).attention_inputs(tokens), model.attention_inputs(tokens)
+    assert torch.allclose(found.double(), expected, atol=1e-4)
+
+
 def test_heads_of_gpt2_are_blocks_of_columns():
     model = small("gpt2")
     weight = model.model.h[0].attn.c_attn.weight
