@@ -361,8 +361,16 @@ class Transformer(Hinted):
     def _entering(self, modules: list[Any], run: Mapping[str, Tensor]) -> list[Tensor]:
         """The hidden states ``(batch, n, d)`` that enter the module of each layer in one run."""
         exact = InFloat64() if self.dtype == torch.float64 else nullcontext()
-        with torch.no_grad(), exact, recorded(modules) as calls:
-            self.family.inputs.run(self.model, run, self.causal)
+        try:
+            with torch.no_grad(), exact, recorded(modules) as calls:
+                self.family.inputs.run(self.model, run, self.causal)
+        except RuntimeError as error:
+            if self.family.block is not None:
+                raise
+            raise ValueError(
+                f"{self.name}: its experts cannot be run in this dtype and size ({error}); call "
+                "model.set_experts_implementation('eager') first"
+            ) from error
         clouds = [call.entered for call in calls]
         return [cloud if cloud.ndim == 3 else cloud[None] for cloud in clouds]
 

@@ -87,6 +87,17 @@ def test_attention_is_read_of_mixtures_of_experts_and_their_blocks_are_not(sourc
         source.block(0, length=N)
 
 
+def test_experts_that_have_no_double_precision_say_what_to_do():
+    model = small("mixtral").model
+    source = pretrained.read(model)
+    expected = source.attention_inputs(tokens(N))
+    model.set_experts_implementation("grouped_mm")
+    with pytest.raises(ValueError, match=r"model\.set_experts_implementation\('eager'\)"):
+        source.attention_inputs(tokens(N))
+    model.set_experts_implementation("eager")
+    assert torch.equal(source.attention_inputs(tokens(N)), expected)
+
+
 def test_beside_a_sink_every_token_counts_as_much():
     source = small("gpt_oss")
     F, X = source.attention(0, length=4), torch.randn(4, source.dim, dtype=torch.float64)
