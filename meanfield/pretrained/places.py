@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import final
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from meanfield.attention.kernels import Kernel
@@ -14,7 +15,8 @@ from meanfield.attention.kernels.kernel import ModifiedKernel, Score
 from meanfield.checks import is_traced, to_host
 from meanfield.measures import ParticleMeasure
 
-# How far length · position may be from a whole number: positions are i/n up to rounding.
+# How far length · position may be from a whole number: positions are i/n up to rounding, which is
+# more where the last digit of the length itself is.
 _ROUNDING = 1e-3
 
 
@@ -57,7 +59,7 @@ class WholePlaces(ModifiedKernel):
             return
         present = mu.log_weights > -math.inf
         off = float(((places - whole).abs() * present).max())
-        if off > _ROUNDING:
+        if off > max(_ROUNDING, self.length * torch.finfo(mu.dtype).eps):
             raise ValueError(
                 f"length: expected positions i/{self.length}, multiples of 1/length, got one that "
                 f"is off by {off:.2g}/{self.length}; give the length that the positions were made "

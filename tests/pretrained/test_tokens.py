@@ -177,6 +177,14 @@ def test_a_length_that_is_not_that_of_the_positions_is_refused(sources, length):
             F(mu)
 
 
+def test_many_places_in_single_precision_are_whole(sources):
+    """From 33,334 tokens on i/n times n is off by a thousandth in float32."""
+    mu = ParticleMeasure.from_sequence(torch.zeros(100_000, 1))
+    sources["llama"].attention(0, length=100_000).kernel.check(mu)
+    with pytest.raises(ValueError, match="off by"):
+        sources["llama"].attention(0, length=99_999).kernel.check(mu)
+
+
 def test_places_that_are_taken_apart_or_given_up_stay_places(sources):
     source = sources["qwen2, windows"]
     F = source.network(length=7)
