@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
 from importlib.util import find_spec
@@ -217,13 +218,13 @@ def _random(name: str, causal: bool | None, seed: int, changes: dict[str, Any]) 
         raise ValueError(
             f"config: expected fields of {architecture}, which has no fields {unknown}{hint}"
         )
-    with quiet():
+    with quiet(), _refusals_of_config():
         model_config = config_class(**{**family.random_config, **changes})
         # The others are written for speed, may be another's code, and round differently.
         model_config._attn_implementation = model_config._experts_implementation = "eager"
     masked = _set_mask(model_config, family, causal)
     seed = count(seed, "seed", least=0, most=2**64 - 1)
-    with quiet(), torch.random.fork_rng(devices=[]):
+    with quiet(), _refusals_of_config(), torch.random.fork_rng(devices=[]):
         default = torch.get_default_dtype()
         torch.manual_seed(seed)
         torch.set_default_dtype(torch.float32)  # in double precision other numbers are drawn
@@ -232,6 +233,18 @@ def _random(name: str, causal: bool | None, seed: int, changes: dict[str, Any]) 
         finally:
             torch.set_default_dtype(default)
     return Transformer(name, family, masked, _ready(family, model), WORDS)
+
+
+@contextmanager
+def _refusals_of_config() -> Iterator[None]:
+    """What transformers says of fields that do not fit, whatever it raises, under one name."""
+    try:
+        yield
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(
+            f"config: refused by transformers ({type(error).__name__}): {reason}"
+        ) from error
 
 
 def _from_folder(name: str, folder: Path, causal: bool | None, dtype: torch.dtype) -> Transformer:

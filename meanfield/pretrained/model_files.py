@@ -186,7 +186,14 @@ def read_model(kind: Any, folder: Path, config: Any, arguments: Mapping[str, Any
                 ignore_mismatched_sizes=True,
                 **arguments,
             )
-    except (SafetensorError, RuntimeError, OSError, KeyError, ZeroDivisionError) as error:
+    except (
+        SafetensorError,
+        RuntimeError,
+        OSError,
+        LookupError,
+        AssertionError,
+        ZeroDivisionError,
+    ) as error:
         raise ValueError(
             f"{folder}: its weights cannot be read ({type(error).__name__}): {error}"
         ) from error

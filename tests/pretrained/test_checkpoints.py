@@ -97,6 +97,8 @@ def test_a_truncated_file_is_refused(changed):
         ({"num_hidden_layers": 2}, r"configuration has, 2, but.*layer\.2"),
         *(({"model_type": kind}, "expected a model") for kind in ("opt", "t5", None)),
         ({"num_attention_heads": 0}, "cannot be read .ZeroDivisionError"),
+        ({"pad_token_id": 60}, "cannot be read .AssertionError.*Padding_idx"),
+        ({"vocab_size": 0}, "cannot be read .IndexError"),
         ({"num_hidden_layers": 10**9}, "got 1000000000 in config.json beside \\d+ arrays"),
         ({"num_hidden_layers": 0}, "expected 1 to .* layers.* got 0"),
         ({"num_hidden_layers": -1}, "expected 1 to .* layers.* got -1"),
