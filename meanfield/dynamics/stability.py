@@ -25,7 +25,8 @@ from meanfield.results.provenance import provenance
 
 # Up to this many coordinates a derivative is kept as a matrix: 512² numbers are 2 MB.
 _DENSE = 512
-_LOST = 1e-12  # singular values below this share of the largest are rounding
+# Singular values below this share of the largest are rounding: seen up to 1e-7 in float32.
+_LOST = {torch.float64: 1e-12, torch.float32: 1e-5}
 # Fields of the local constants that are kept.
 _CONSTANT = ("value", "particle", "splitting", "upper", "miss", "converged")
 _RATE = ("value", "upper", "miss", "converged")
@@ -65,8 +66,8 @@ def stability(
         `constant_particle`, `constant_splitting`, `constant_upper`, `constant_miss` and
         `constant_converged`; ω as `rate` with its own upper end, miss and converged; `growth`
         e^{∫ω}. While n·d ≤ 512 also `exponents` (time, mode): (1/(t − t₀)) log σₖ of
-        all singular values σₖ of D^½DΦD^−½, decreasing; NaN at the start and below 1e-12 of the
-        largest.
+        all singular values σₖ of D^½DΦD^−½, decreasing; NaN at the start and where σₖ is below
+        1e-12 of the largest, 1e-5 in float32, which is rounding.
 
     Raises:
         ValueError: a batch, or arguments that `flow` refuses.
@@ -95,7 +96,7 @@ def stability(
         rows.append(found | speed.values("rate", *_RATE))
         if small:
             sigma = torch.linalg.svdvals(whole.atoms.to_dense())
-            seen = (sigma > _LOST * sigma[0]) & (k > 0)
+            seen = (sigma > _LOST[mu.dtype] * sigma[0]) & (k > 0)
             logs = torch.where(seen, sigma.log() / float(t - clock[0]), torch.nan)
             rows[-1]["exponents"] = to_host(logs)
     variables = [

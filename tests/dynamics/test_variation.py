@@ -123,6 +123,21 @@ def test_growth_integrates_the_constants_on_the_way():
     assert float(ds.growth[-1]) == pytest.approx(math.exp(integral), rel=1e-6)
 
 
+def test_exponents_in_single_precision_are_those_of_double_precision_or_none():
+    x = torch.randn(6, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    parameters = AttentionParameters.from_bilinear(np.eye(2), np.diag([1.0, -30.0]))
+    times = [0.0, 0.3, 0.6, 0.9]
+    double, single = (
+        dynamics.stability(SelfAttention(parameters.to(kind)), ParticleMeasure(x.to(kind)), times)
+        for kind in (torch.float64, torch.float32)
+    )
+    seen = np.isfinite(single.exponents.values)
+    # Rounding, 1e-7 of the largest, would be an exponent of -18 at the end.
+    found, known = (ds.exponents.values[seen] for ds in (single, double))
+    np.testing.assert_allclose(found, known, atol=0.1)
+    assert seen.sum(-1)[[0, 3]].tolist() == [0, 10]
+
+
 def test_growth_beyond_the_number_range_is_infinite():
     F = SelfAttention(AttentionParameters.from_bilinear([[-1.0]], [[1.0]]))
     mu = sampling.two_diracs(3.0, bounds.two_dirac_best_log_ratio(1.0, 3.0), [1.0])
