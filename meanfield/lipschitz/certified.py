@@ -131,6 +131,7 @@ class CertifiedRadius(Answer, noun="certified_radius", title="Certified radius")
 
 
 @with_hints
+@torch.inference_mode(False)  # gradients are taken wherever it is called
 @torch.no_grad()
 @without_autocast
 def certified_radius(
@@ -184,6 +185,7 @@ def certified_radius(
     if not isinstance(readout, Readout):
         raise TypeError(f"readout: expected lipschitz.Readout, got {describe(readout)}")
     mu, token = check_measure(x, "x"), readout.token
+    mu = mu.to(mu.dtype, copy=True)  # what inference mode has made takes no gradient
     if token is not None and bool((mu.log_weights[..., token : token + 1] == -math.inf).any()):
         raise ValueError(
             "token: expected one that has mass in every measure, got one of weight 0, which is "

@@ -169,6 +169,14 @@ def test_a_batch_has_the_radii_of_its_inputs():
         assert int(found.label[k]) == int(alone.label)
 
 
+@pytest.mark.parametrize("without", [torch.no_grad, torch.inference_mode])
+def test_the_radius_needs_no_gradients_of_its_caller(without):
+    F, read = pre_norm(), readout()
+    with without():
+        found = certified_radius(F, read, cloud(2))
+    assert float(found.value) == float(certified_radius(F, read, cloud(2)).value) > 0
+
+
 def test_absent_tokens_do_not_count():
     F, read = attention(), readout()
     mu = cloud(2)
