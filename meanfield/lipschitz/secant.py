@@ -53,7 +53,7 @@ def secant_ratio(
     Args:
         F: a map of measures.
         mu: μ.
-        nu: ν; positioned exactly when μ is.
+        nu: ν; positioned exactly when μ is. Batch axes of the two broadcast.
         conditional: whether to measure with d₂; by default when the measures are positioned.
         **settings: for `meanfield.transport.solve_w2` or `solve_conditional_w2`.
 
@@ -95,7 +95,7 @@ def _rounding_of(*images: ParticleMeasure) -> Tensor:
     for one in images:
         root = one.weights.detach().sqrt()[..., None]
         sizes.append(lengths(torch.where(root > 0, root * one.points.detach(), 0.0).flatten(-2)))
-    return 8 * torch.finfo(images[0].dtype).eps * torch.stack(sizes).sum(0)
+    return 8 * torch.finfo(images[0].dtype).eps * sum(sizes[1:], sizes[0])
 
 
 def _outward(quotient: Tensor, direction: float) -> Tensor:

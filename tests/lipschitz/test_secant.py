@@ -103,6 +103,18 @@ def test_the_comparison_shows_lemma_3_2(causal):
     assert all("long_name" in v.attrs for v in ds.variables.values())
 
 
+@pytest.mark.parametrize("swapped", [False, True])
+def test_a_batch_has_a_ratio_to_one_measure_for_each_of_its_own(swapped):
+    F = random_layer(0, 3)
+    x = torch.randn(4, 5, 3, dtype=F64, generator=torch.Generator().manual_seed(0))
+    many, one = ParticleMeasure(x[:3]), ParticleMeasure(x[3])
+    found = secant_ratio(F, one, many) if swapped else secant_ratio(F, many, one)
+    alone = [secant_ratio(F, mu, one) for mu in many]
+    for name in ("value", "lower", "upper"):
+        wanted = torch.stack([getattr(ratio, name) for ratio in alone])
+        torch.testing.assert_close(getattr(found, name), wanted, rtol=1e-9, atol=0.0)
+
+
 def test_bad_pairs_are_refused():
     F = random_layer(0, 2)
     mu = ParticleMeasure([[0.0, 1.0], [1.0, 0.0]])
