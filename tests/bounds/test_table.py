@@ -513,6 +513,15 @@ def test_statements_about_tokens_do_not_apply_to_points_with_weights(causal):
             assert float(one) >= constant
 
 
+@pytest.mark.parametrize("kind", [F64, torch.float32])
+def test_points_on_the_sphere_are_in_its_ball_whatever_their_rounding(kind):
+    F = SelfAttention(AttentionParameters.from_bilinear(np.eye(3), np.eye(3)).to(kind))
+    points = sampling.sphere(1000, 3, generator=0, dtype=kind)
+    assert bounds.table(F, 1.0, points=points).n == 1000
+    with pytest.raises(ValueError, match=r"in the ball of radius 1, got 1\.0000\d"):
+        bounds.table(F, 1.0, points=(1 + 1e-5) * points)
+
+
 def test_atoms_without_mass_are_no_weights_of_their_own():
     F = SelfAttention(AttentionParameters.from_bilinear([[1.0]], [[1.0]]))
     padded = ParticleMeasure([[0.5], [-0.5], [0.0], [9.0]], [0.5, 0.5, 0.0, 0.0])
