@@ -142,6 +142,7 @@ class AttentionParameters(NoArithmetic, Hinted):
 
     @classmethod
     @with_hints
+    @without_autocast
     def tied_l2(cls, query: Any, value: Any, output: Any = None) -> AttentionParameters:
         """The L2 attention of [KPM21], for ``kernel=kernels.l2``.
 

@@ -29,6 +29,7 @@ class Product:
     tensors: Callable[[Tensor], Tensor]
     arrays: Callable[[], Callable[[Any], Any] | None]
 
+    @without_autocast
     def __call__(self, vectors: Tensor) -> Tensor:
         """Jε."""
         return self.tensors(vectors)

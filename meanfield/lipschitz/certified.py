@@ -79,6 +79,7 @@ class Readout:
     def __deepcopy__(self, memo: dict[int, Any]) -> Readout:
         return copied(self, memo)
 
+    @without_autocast
     def __call__(self, mu: ParticleMeasure) -> Tensor:
         """The scores, ``(*batch, classes)``."""
         check_same_kind(self.weight, "weight", mu.points, "the measure")

@@ -15,7 +15,7 @@ from meanfield.attention import AttentionParameters, SelfAttention, kernels, nor
 from meanfield.bounds.diracs import two_dirac_entry
 from meanfield.dynamics import flow, log_energy, stability
 from meanfield.errors import ConvergenceError
-from meanfield.layers import MLP, Chain, Pointwise
+from meanfield.layers import MLP, Chain, Pointwise, contractive, invert
 from meanfield.linalg import Dense, Lanczos, LinearMap
 from meanfield.lipschitz import (
     Readout,
@@ -233,10 +233,15 @@ def test_autocast_changes_no_number():
     x, A = mu.points[None], F.parameters.A[0]
     balanced = SelfAttention(F.parameters, normalization=normalizations.sinkhorn())
     mlp = MLP(torch.randn(8, 4), torch.randn(4, 8))
+    growing, J = contractive(F, 0.5, constant=100.0), linearize(F, mu)
     doors = (
         lambda: F(mu).points,
         lambda: linearize(F, mu).atoms.to_dense(),
         lambda: linearize(F, mu).atoms @ mu.points,
+        lambda: J.atoms.matvec(mu.points),
+        lambda: invert(growing, mu, rtol=1e-3).measure.points,
+        lambda: AttentionParameters.tied_l2(A, A).value,
+        lambda: Readout(torch.eye(4))(mu),
         lambda: local_lipschitz(F, mu).value,
         lambda: bounds.local_upper(F, mu),
         lambda: ball_upper(F, mu, 1e-3),
@@ -269,6 +274,16 @@ def test_autocast_changes_no_number():
         assert torch.equal(found, expected)
     kernel = kernels.qk_norm(torch.ones(4, dtype=F64), [1.0, 2.0, 0.5, 1.0])
     assert SelfAttention(F.parameters, kernel=kernel)(mu).dtype == torch.float32
+
+
+def test_a_gradient_of_a_constant_is_taken_under_autocast_too():
+    """Where torch itself takes products in half precision."""
+    F = SelfAttention(AttentionParameters.random(3, dtype=torch.float32, generator=0))
+    x = torch.randn(5, 3, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    (wanted,) = torch.autograd.grad(local_lipschitz(F, ParticleMeasure(x)).value, x)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        (found,) = torch.autograd.grad(local_lipschitz(F, ParticleMeasure(x)).value, x)
+    assert float((found - wanted).norm()) <= 0.02 * float(wanted.norm())
 
 
 def test_a_traced_measure_is_refused_with_what_to_do():
