@@ -236,9 +236,9 @@ class AttentionParameters(NoArithmetic, Hinted):
         sigma = dim**-0.5 if std is None else std
 
         def draw(*shape: int) -> Tensor:
-            return (sigma * torch.randn(*shape, generator=generator, dtype=torch.float64)).to(
-                device=generator.device, dtype=dtype
-            )
+            where = generator.device
+            drawn = torch.randn(*shape, generator=generator, dtype=torch.float64, device=where)
+            return (sigma * drawn).to(dtype)
 
         query, key, value = (draw(n_heads, k, dim) for _ in range(3))
         output = draw(n_heads, dim, k)

@@ -214,7 +214,9 @@ class Pointwise(Particlewise):
         if is_traced(points):
             return
         generator = torch.Generator().manual_seed(0)
-        along = torch.randn(points.shape, generator=generator, dtype=torch.float64).to(points)
+        along = torch.randn(
+            points.shape, generator=generator, dtype=torch.float64, device=generator.device
+        ).to(points)
         along = torch.where(present, along, 0.0)
         # Each atom is a measure of its own, with steps of its size, if that is not far below all.
         least = 1e-3 * torch.where(present, points, 0.0).abs().amax((-2, -1), keepdim=True)

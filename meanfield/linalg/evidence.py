@@ -356,7 +356,10 @@ def of_the_map(
 def _probe(shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Random entries of size ¼ to 1 and either sign."""
     generator = torch.Generator().manual_seed(2)
-    draw = 2 * torch.rand(shape, generator=generator, dtype=torch.float64) - 1
+    draw = (
+        2 * torch.rand(shape, generator=generator, dtype=torch.float64, device=generator.device)
+        - 1
+    )
     return (draw.sign() * (0.25 + 0.75 * draw.abs())).to(dtype=dtype, device=device)
 
 

@@ -160,7 +160,9 @@ def compare_lemma_3_2(
     generator = as_generator(generator)
     euclidean = local_lipschitz(F, mu, geometry="euclidean")
     wasserstein = local_lipschitz(F, mu)
-    random = torch.randn(X.shape, generator=generator, dtype=torch.float64).to(X)
+    random = torch.randn(
+        X.shape, generator=generator, dtype=torch.float64, device=generator.device
+    ).to(X)
     top = oriented(euclidean.direction)
     directions = {"top": top, "random": random / torch.linalg.vector_norm(random)}
     radius = float(torch.linalg.vector_norm(X, dim=-1).max()) or 1.0

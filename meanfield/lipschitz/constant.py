@@ -140,7 +140,9 @@ def constant_of(
 def moves_each_alone(at: Linearisation) -> bool:
     """Whether no atom moves another here, by the image of a random displacement."""
     J, generator = at.atoms, torch.Generator().manual_seed(0)
-    eps = torch.randn(J.in_shape, generator=generator, dtype=J.dtype).to(J.device)
+    eps = torch.randn(J.in_shape, generator=generator, dtype=J.dtype, device=generator.device).to(
+        J.device
+    )
     eps = eps.expand(*J.batch_shape, *J.in_shape)
     image, own = J.matvec(eps), at.field.matvec(eps[..., None, :])[..., 0, :]
     room = AGREES[J.dtype] * image.abs().amax((-2, -1), keepdim=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -89,7 +90,7 @@ def worst_case(
     given = [*(_constructions(F, radius) if n_atoms > 1 else ()), *candidates]
     begun = [_random_starts(starts, n_atoms, dim, radius, generator)]
     begun += [_fit(mu, n_atoms, dim, radius) for mu in given]
-    points, logs = (torch.cat(parts).to(device) for parts in zip(*begun, strict=True))
+    points, logs = (torch.cat([t.to(device) for t in part]) for part in zip(*begun, strict=True))
     highest, best = -math.inf, None
     moments = [(torch.zeros_like(t), torch.zeros_like(t)) for t in (points, logs)]
     for done in range(1, steps + 1):
@@ -113,9 +114,10 @@ def _random_starts(
     """
     inside = sampling.ball(n, dim, radius=radius, batch_shape=(starts,), generator=generator)
     outside = sampling.sphere(n, dim, radius=radius, batch_shape=(starts,), generator=generator)
-    share = torch.rand(starts, 1, 1, generator=generator, dtype=torch.float64)
-    depth = 4.0 * radius**2 * torch.rand(starts, 1, generator=generator, dtype=torch.float64)
-    logits = -depth * torch.rand(starts, n, generator=generator, dtype=torch.float64)
+    how: Any = {"generator": generator, "dtype": torch.float64, "device": generator.device}
+    share = torch.rand(starts, 1, 1, **how)
+    depth = 4.0 * radius**2 * torch.rand(starts, 1, **how)
+    logits = -depth * torch.rand(starts, n, **how)
     # Slightly inside, so that rounding does not leave the ball.
     points = (1 - 1e-15) * torch.where(share < 0.5, inside, outside)
     logs = logits.log_softmax(-1)

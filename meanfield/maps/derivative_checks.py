@@ -281,4 +281,7 @@ def check_light_atoms(
 
 
 def _normal(like: Tensor, generator: torch.Generator) -> Tensor:
-    return torch.randn(like.shape, generator=generator, dtype=torch.float64).to(like)
+    device = generator.device
+    return torch.randn(like.shape, generator=generator, dtype=torch.float64, device=device).to(
+        like
+    )

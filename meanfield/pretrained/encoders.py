@@ -203,7 +203,9 @@ class _Pixels(ModelInputs):
         """Normal pixels."""
         patches = model.embeddings.patch_embeddings
         generator = torch.Generator().manual_seed(0)
-        return torch.randn(patches.num_channels, *patches.image_size, generator=generator)
+        return torch.randn(
+            patches.num_channels, *patches.image_size, generator=generator, device=generator.device
+        )
 
     def max_tokens(self, model: Any) -> int:
         """The patches and the class token: no more, and no fewer."""

@@ -83,7 +83,9 @@ class TokenIds(ModelInputs):
         """A few random ids."""
         n = min(_SAMPLE_LENGTH, self.max_tokens(model))
         generator = torch.Generator().manual_seed(0)
-        return torch.randint(self.vocabulary(model), (n,), generator=generator)
+        return torch.randint(
+            self.vocabulary(model), (n,), generator=generator, device=generator.device
+        )
 
     def runs(self, model: Any, tokenizer: Any, given: Any) -> Runs:
         """One run of all texts if they have one length, else one of each."""

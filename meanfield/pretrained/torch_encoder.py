@@ -46,7 +46,9 @@ class _Points(ModelInputs):
     def sample(self, model: Any) -> Tensor:
         """Normal vectors."""
         generator = torch.Generator().manual_seed(0)
-        return torch.randn(_SAMPLE_LENGTH, _sizes(model)[1], generator=generator)
+        return torch.randn(
+            _SAMPLE_LENGTH, _sizes(model)[1], generator=generator, device=generator.device
+        )
 
     def max_tokens(self, model: Any) -> int:
         """There are no positions."""

@@ -16,7 +16,14 @@ import pytest
 import torch
 import xarray as xr
 
-from meanfield import ParticleMeasure, sweeps
+from meanfield import (
+    AttentionParameters,
+    ParticleMeasure,
+    SelfAttention,
+    lipschitz,
+    sampling,
+    sweeps,
+)
 from meanfield.linalg import LinearMap
 from meanfield.maps import Linearisation
 from tests.interface import calls, right_calls
@@ -79,6 +86,19 @@ def test_a_call_gives_what_it_gives_on_the_cpu(line, device, tmp_path):
     tensors = {path: one.device for path, one in there.items() if isinstance(one, torch.Tensor)}
     strays = {path: where for path, where in tensors.items() if where.type != device}
     assert not strays
+
+
+def test_a_generator_of_the_device_may_be_given(device):
+    def seeded():
+        return torch.Generator(device=device).manual_seed(0)
+
+    parameters = AttentionParameters.random(2, generator=seeded())
+    points = sampling.ball(3, 2, generator=seeded())
+    assert {parameters.query.device.type, points.device.type} == {device}
+    F = SelfAttention(parameters)
+    _, worst = lipschitz.worst_case(F, 1.0, starts=2, steps=2, generator=seeded())
+    assert worst.value.device.type == device
+    lipschitz.compare_lemma_3_2(F, points, steps=[0.1], generator=seeded())
 
 
 def test_what_the_case_of_a_sweep_draws_on_the_device_is_its_own(device):

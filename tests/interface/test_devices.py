@@ -38,6 +38,18 @@ def test_tensors_become_arrays_in_one_function():
     assert strays == allowed and len(allowed) == 2, "use checks.to_host"
 
 
+def test_random_numbers_are_drawn_where_their_generator_is():
+    """Which need not be the CPU, nor the device on which torch makes tensors by default."""
+    strays = [
+        f"{path.name}:{call.lineno}"
+        for path in modules()
+        for call in calls(path, "rand", "randn", "randint")
+        if path.parent.name != "experiments"  # whose generators are of the CPU
+        and {"generator"} == {word.arg for word in call.keywords} & {"generator", "device"}
+    ]
+    assert not strays
+
+
 # Each look at a value inside a loop waits for all that a device was told to do. These are right,
 # or are about numbers that the host has already.
 LOOPS = ast.For, ast.While, ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp
