@@ -202,6 +202,13 @@ def to_host(values: Tensor) -> np.ndarray:
     return values.detach().cpu().resolve_conj().resolve_neg().numpy()
 
 
+def as_tensor(values: Tensor | np.ndarray) -> Tensor:
+    """A tensor as it is, an array on the CPU; torch's own would go to its default device."""
+    import torch
+
+    return values if isinstance(values, torch.Tensor) else torch.from_numpy(np.asarray(values))
+
+
 def is_host(device: torch.device) -> bool:
     """Whether values are at hand, so that a look at them costs nothing."""
     return device.type == "cpu"

@@ -572,8 +572,8 @@ def _single_linkage(
         keys = _components(points, positions, scale)
     _, first, inverse = np.unique(keys, axis=0, return_index=True, return_inverse=True)
     order = np.argsort(first)
-    groups = np.argsort(order)[inverse.reshape(-1)]
-    return torch.as_tensor(groups, device=points.device), torch.as_tensor(first[order])
+    groups = torch.from_numpy(np.argsort(order)[inverse.reshape(-1)]).to(points.device)
+    return groups, torch.from_numpy(first[order])
 
 
 def _components(points: Tensor, positions: Tensor | None, scale: float) -> np.ndarray:

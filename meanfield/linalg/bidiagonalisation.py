@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from meanfield.checks import is_host, to_host
+from meanfield.checks import as_tensor, is_host, to_host
 from meanfield.linalg.linear_map import LinearMap, Product
 from meanfield.linalg.vectors import finite, lengths_in_range, units
 
@@ -125,7 +125,7 @@ class Basis:
         parts = coefficients.split(self._per_block, -1)
         out = None
         for part, block in zip(parts, self.blocks, strict=False):
-            block = torch.as_tensor(block[:, : part.shape[-1]])
+            block = as_tensor(block[:, : part.shape[-1]])
             term = torch.einsum("b...k,bki->b...i", part, block)
             out = term if out is None else out + term
         assert out is not None
@@ -196,7 +196,7 @@ class Bidiagonalisation:
         if self._waiting:
             columns = _module_of(self._unit).stack([*self._waiting, self._unit[:, 0]], -1)
             self._waiting.clear()
-            numbers = to_host(torch.as_tensor(columns))
+            numbers = to_host(as_tensor(columns))
             # What is not finite in a product is not finite in its length.
             finite(torch.from_numpy(numbers))
             unit = numbers[:, -1:].astype(float)
@@ -221,7 +221,7 @@ class Bidiagonalisation:
         arrays = product.arrays() if self._small and isinstance(product, Product) else None
 
         def apply(vectors: _Values) -> _Values:
-            shaped = torch.as_tensor(vectors).view(*linear_map.batch_shape, *linear_map.in_shape)
+            shaped = as_tensor(vectors).view(*linear_map.batch_shape, *linear_map.in_shape)
             image = product(shaped).reshape(self.batch, linear_map.rows)
             return to_host(image) if self._small else image
 
@@ -230,7 +230,7 @@ class Bidiagonalisation:
     def _in_units(self, image: _Values) -> _Values:
         """Divided by a power of two, the same always: squares of lengths stay in range."""
         if self._unit is None:
-            unit = units(torch.as_tensor(image))
+            unit = units(as_tensor(image))
             self._unit = to_host(unit) if self._small else unit
         return image / self._unit
 

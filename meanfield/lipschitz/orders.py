@@ -89,7 +89,7 @@ def local_order(F: MeasureMap, mu: ParticleMeasure, *, p: float) -> OrderInterva
             "local_order: expected ratios of weights that float64 holds, got log-weights from "
             f"{float(mu.log_weights[alive].min()):.4g} to {float(mu.log_weights.max()):.4g}"
         )
-    own = torch.arange(n)
+    own = torch.arange(n, device=J.device)
     averaging = J.clone()
     averaging[own, own] -= fields
     if p == 1:  # columns

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from meanfield.checks import count, number, to_host
+from meanfield.checks import as_tensor, count, number, to_host
 from meanfield.habits import Hinted, NoNumber, with_hints
 from meanfield.html import html_table, span
 from meanfield.measure_arguments import drawn
@@ -149,7 +149,7 @@ class Coupling(NoNumber, Hinted):
         return ParticleMeasure(points, log_weights=logs)
 
     def _tensors(self) -> Coupling:
-        return Coupling(*(torch.as_tensor(getattr(self, f.name)) for f in fields(self)))
+        return Coupling(*(as_tensor(getattr(self, f.name)) for f in fields(self)))
 
     @property
     def _moves(self) -> Tensor:
@@ -164,7 +164,7 @@ class Coupling(NoNumber, Hinted):
             ("batch", " × ".join(map(str, self.rows.shape[:-1])) or None),
             ("entries", self.rows.shape[-1]),
             ("log-mass of an entry", span(held.log_mass)),
-            ("mean squared displacement", span(torch.as_tensor(self.cost()))),
+            ("mean squared displacement", span(as_tensor(self.cost()))),
         ]
         return html_table("Coupling", rows)
 

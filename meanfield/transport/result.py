@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from meanfield.checks import as_bool, as_path
+from meanfield.checks import as_bool, as_path, as_tensor
 from meanfield.errors import ConvergenceError
 from meanfield.habits import with_hints
 from meanfield.results import Variable
@@ -114,7 +114,7 @@ class TransportResult(Answer, noun="distance", title="Wasserstein distance"):
     @property
     def relative_width(self) -> Any:
         """(upper − lower) / upper; 0 where the upper bound is 0 or infinite."""
-        lower, upper = (torch.as_tensor(t) for t in (self.lower, self.upper))
+        lower, upper = (as_tensor(t) for t in (self.lower, self.upper))
         width = torch.where((upper > 0) & upper.isfinite(), (upper - lower) / upper, 0.0)
         return alike(self.value, width)
 
@@ -293,7 +293,7 @@ def warn_of_rounding(result: TransportResult) -> None:
 def _widest(result: TransportResult) -> tuple[float, ...]:
     """The ends and the relative width of the answer that is open most."""
     arrays = result.lower, result.upper, result.relative_width
-    ends = torch.stack([torch.as_tensor(t).reshape(-1) for t in arrays])
+    ends = torch.stack([as_tensor(t).reshape(-1) for t in arrays])
     return tuple(ends[:, ends[-1].argmax()].tolist())
 
 

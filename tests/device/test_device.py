@@ -20,9 +20,13 @@ from meanfield import (
     AttentionParameters,
     ParticleMeasure,
     SelfAttention,
+    dynamics,
+    linalg,
     lipschitz,
+    merge,
     sampling,
     sweeps,
+    transport,
 )
 from meanfield.linalg import LinearMap
 from meanfield.maps import Linearisation
@@ -99,6 +103,29 @@ def test_a_generator_of_the_device_may_be_given(device):
     _, worst = lipschitz.worst_case(F, 1.0, starts=2, steps=2, generator=seeded())
     assert worst.value.device.type == device
     lipschitz.compare_lemma_3_2(F, points, steps=[0.1], generator=seeded())
+
+
+def test_what_is_on_the_cpu_stays_there_whatever_the_default_device(device):
+    F = SelfAttention(AttentionParameters.random(2, generator=0))
+    mu, nu = (ParticleMeasure(sampling.ball(6, 2, generator=seed)) for seed in (0, 1))
+
+    def answers():
+        coupling = transport.solve_w2(mu, nu).coupling
+        constant = lipschitz.local_lipschitz(F, mu, solver=linalg.Lanczos())
+        certain = lipschitz.local_lipschitz(F, mu, solver=linalg.Certified(), strict=False)
+        return [
+            *(coupling.dense(), coupling.cost(), coupling.sample(3, generator=0)),
+            *(constant, certain.value, certain.upper, lipschitz.local_order(F, mu, p=1)),
+            *(merge(mu, 0.5), dynamics.cluster_count(mu, 0.5)),
+            dynamics.flow(F, mu, [0.0, 1.0], coalesce=0.5),
+        ]
+
+    here = dict(parts(answers()))
+    with torch.device(device):
+        there = dict(parts(answers()))
+    assert there.keys() == here.keys()
+    assert not {path for path in here if not calls.alike(there[path], here[path])}
+    assert {one.device.type for one in there.values() if isinstance(one, torch.Tensor)} == {"cpu"}
 
 
 def test_what_the_case_of_a_sweep_draws_on_the_device_is_its_own(device):
