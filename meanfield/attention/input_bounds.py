@@ -10,7 +10,7 @@ from torch import Tensor
 
 from meanfield.attention.kernels.kernel import Motion
 from meanfield.attention.weights import Block, Weights
-from meanfield.linalg.vectors import lengths, units
+from meanfield.linalg.vectors import finite, lengths, units
 
 _CHUNK_ENTRIES = 2**22  # of one array (*batch, H, rows, n, k) at a time
 
@@ -115,7 +115,7 @@ class Frames:
         if linear:
             # One matrix between all queries and keys.
             between = key_slopes[..., 0, :, :].mT @ query_slopes[..., 0, :, :]
-            norm_A = norm(to_keys @ between @ to_queries.mT)
+            norm_A = norm(finite(to_keys @ between @ to_queries.mT, "the matrix of the scores"))
         if weights.rows.sink is not None:
             values = _with_null(values, -2)
         return cls(

@@ -527,5 +527,6 @@ def test_a_bound_of_what_leaves_the_number_range_is_refused():
     mu = ParticleMeasure(
         torch.randn(80, 16, generator=torch.Generator().manual_seed(1), dtype=F64)
     )
-    with pytest.raises(OverflowError, match="cannot be represented"):
-        F.local_upper(mu)
+    for bound in (F.local_upper, lambda mu: F.ball_bounds(mu, 0.1)):
+        with pytest.raises(OverflowError, match="cannot be represented"):
+            bound(mu)
