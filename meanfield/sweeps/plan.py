@@ -102,6 +102,11 @@ class Task:
                 raise ValueError(
                     f"coords: expected a list of values along {name!r}, got {values.ndim} axes"
                 )
+            if values.dtype.kind == "O" and any(isinstance(v, tuple) for v in values):
+                raise TypeError(
+                    f"coords: expected numbers, texts or dates along {name!r}, got tuples, as of "
+                    "a MultiIndex, which no file holds; return ds.reset_index(...)"
+                )
         if self.variables is not None:
             object.__setattr__(self, "variables", tuple(self.variables))
         if self.variables == () or (self.batched and not self.variables):

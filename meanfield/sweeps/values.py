@@ -126,8 +126,10 @@ def _content(value: Any, name: str, named: list[Any]) -> dict[str, Any]:
         return {"text": repr(value)}
     if isinstance(value, (np.ndarray, torch.Tensor)):
         array, dtype = _numbers(value)
-        if array.dtype.kind not in "biufc":
-            raise TypeError(f"{name}: expected an array of numbers, got one of {dtype}")
+        if array.dtype.kind not in "biufcmMUS":
+            raise TypeError(
+                f"{name}: expected an array of numbers, texts or dates, got one of {dtype}"
+            )
         mask = {"mask": canonical(value.mask)} if isinstance(value, np.ma.MaskedArray) else {}
         about = {"shape": [*np.shape(value)], "dtype": str(dtype)}
         return {"array": hashlib.sha256(array.tobytes()).hexdigest(), **about, **mask}

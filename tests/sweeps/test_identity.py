@@ -230,8 +230,9 @@ def test_what_a_store_does_not_take_is_said_before_the_first_case(tmp_path):
     cycle.append(cycle)
     with pytest.raises(TypeError, match="f: expected data that do not hold themselves"):
         sweep(Task(never, name="never"), GRID, fixed={"f": cycle}, store=tmp_path / "s")
+    listed = np.array([[1], {}], object)
     with pytest.raises(TypeError, match="f: expected an array of numbers"):
-        sweep(Task(never, name="never"), GRID, fixed={"f": np.array("a")}, store=tmp_path / "s")
+        sweep(Task(never, name="never"), GRID, fixed={"f": listed}, store=tmp_path / "s")
     for fn in (lambda x, f: never(x, f), functools.partial(never, f=1)):
         task = Task(fn, [Variable("y", "y")])
         with pytest.raises(TypeError, match="expected a named function.*give Task.*name"):

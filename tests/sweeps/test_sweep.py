@@ -11,6 +11,7 @@ import threading
 from random import Random
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 import xarray as xr
@@ -550,6 +551,31 @@ def test_what_stands_beside_the_axes_of_arrays_in_a_dict_is_kept():
     ds = sweep(case, {"x": [1.0, 2.0]}, progress=False)
     assert ds.word.values.tolist() == [["a", "b"]] * 2 and ds.z.values.tolist() == [1.0, 2.0]
     assert ds.t.values.tolist() == [0, 1] and "scalar" not in ds
+
+
+def test_an_axis_may_be_of_dates_in_a_store_too(tmp_path):
+    days = np.array(["2026-01-01", "2026-01-02"], "datetime64[ns]")
+
+    def case(x, words):
+        return xr.Dataset({"y": ("day", [x, 2 * x])}, {"day": days, "word": ("day", words)})
+
+    fixed, store, task = {"words": np.array(["a", "bc"])}, tmp_path / "s", Task(case, name="days")
+    first, again, more = (
+        sweep(task, {"x": x}, fixed=fixed, store=store) for x in ([1.0], [1.0], [1.0, 2.0])
+    )
+    xr.testing.assert_identical(first, again)
+    xr.testing.assert_identical(results.read_dataset(store), more)
+    assert more.day.values.tolist() == days.tolist() and more.y.values.tolist()[1] == [2.0, 4.0]
+
+
+def test_an_axis_of_a_multi_index_is_refused_at_once(tmp_path):
+    pairs = pd.MultiIndex.from_tuples([(1, 2), (3, 4)])
+
+    def case(x):
+        return xr.Dataset({"y": ("p", [x, x])}, xr.Coordinates.from_pandas_multiindex(pairs, "p"))
+
+    with pytest.raises(ValueError, match=r"along 'p', got tuples, .* ds\.reset_index"):
+        sweep(Task(case, name="pairs"), {"x": [1.0]}, store=tmp_path / "s")
 
 
 def test_a_dataset_is_no_grid():
