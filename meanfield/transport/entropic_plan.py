@@ -124,22 +124,32 @@ def _iterated(
 ) -> tuple[Tensor, Tensor]:
     """f and g; the columns are right, up to rounding."""
 
-    def rows(g: Tensor, heat: float) -> Tensor:
-        return -heat * ((g[..., None, :] - costs) / heat + log_b[..., None, :]).logsumexp(-1)
+    def rows(g: Tensor, heat: Tensor) -> Tensor:
+        cooled = (g[..., None, :] - costs) / heat[..., None] + log_b[..., None, :]
+        return -heat * cooled.logsumexp(-1)
 
-    def cols(f: Tensor, heat: float) -> Tensor:
-        return -heat * ((f[..., None] - costs) / heat + log_a[..., None]).logsumexp(-2)
+    def cols(f: Tensor, heat: Tensor) -> Tensor:
+        cooled = (f[..., None] - costs) / heat[..., None] + log_a[..., None]
+        return -heat * cooled.logsumexp(-2)
 
     f, g, a = torch.zeros_like(log_a), torch.zeros_like(log_b), log_a.exp()
-    heat = float(costs.max()) if costs.numel() else epsilon
-    while heat > epsilon:
-        f = rows(g, heat)
-        g = cols(f, heat)
-        heat *= _COOLING
+    last = torch.full_like(a[..., :1], epsilon)
+    if not costs.numel():
+        return f, g
+    # Each pair has a temperature and an end of its own, whatever is beside it in the batch.
+    heat = costs.amax((-2, -1))[..., None]
+    hottest = float(heat.max())
+    while hottest > epsilon:
+        f = torch.where(heat > epsilon, rows(g, heat), f)
+        g = torch.where(heat > epsilon, cols(f, heat), g)
+        heat, hottest = heat * _COOLING, hottest * _COOLING
+    moves = torch.ones_like(last, dtype=torch.bool)
     for step in range(steps):
-        move = rows(g, epsilon) - f
-        if step % _LOOK == 0 and bool(((a * move.abs()).sum(-1) < _NOTHING * epsilon).all()):
-            break
-        f = f + _RELAXATION * move
-        g = g + _RELAXATION * (cols(f, epsilon) - g)
-    return f, cols(f, epsilon)
+        move = rows(g, last) - f
+        if step % _LOOK == 0:
+            moves &= (a * move.abs()).sum(-1, keepdim=True) >= _NOTHING * epsilon
+            if not bool(moves.any()):
+                break
+        f = torch.where(moves, f + _RELAXATION * move, f)
+        g = torch.where(moves, g + _RELAXATION * (cols(f, last) - g), g)
+    return f, cols(f, last)

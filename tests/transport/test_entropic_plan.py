@@ -70,6 +70,18 @@ def test_a_batch_is_its_entries_in_the_kind_and_precision_of_the_clouds() -> Non
     assert sinkhorn_plan(torch.zeros(0, 3, 2), torch.zeros(0, 3, 2)).value.shape == (0,)
 
 
+@pytest.mark.parametrize("steps", [10, 1000])
+def test_a_pair_does_not_depend_on_what_is_beside_it_in_a_batch(steps: int) -> None:
+    x, y = np.random.default_rng(4).normal(size=(2, 1, 12, 2))
+    sizes = np.array([1.0, 1e4, 1e-3, 0.0])[:, None, None]
+    both = sinkhorn_plan(sizes * x, sizes * y, steps=steps)
+    for k, size in enumerate(sizes):
+        alone = sinkhorn_plan(size * x[0], size * y[0], steps=steps)
+        for name in ("value", "misplaced", "plan"):
+            found, known = getattr(both, name)[k], getattr(alone, name)
+            np.testing.assert_allclose(found, known, rtol=1e-9, atol=1e-14)
+
+
 def test_light_and_absent_atoms_and_single_ones() -> None:
     logs = torch.tensor([math.log(0.5), math.log(0.5), -300.0, -math.inf], dtype=torch.float64)
     points = torch.tensor([[0.0], [1.0], [0.5], [math.nan]], dtype=torch.float64)
