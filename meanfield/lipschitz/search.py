@@ -160,13 +160,15 @@ def _fit(mu: ParticleMeasure, n: int, dim: int, radius: float) -> tuple[Tensor, 
     # Atoms without mass, which get a little, come to the heaviest one.
     heaviest = points.take_along_dim(logs.argmax(-1)[:, None, None], 1)
     points = torch.where(logs[..., None] > -math.inf, points, heaviest)
-    largest = float(torch.linalg.vector_norm(points, dim=-1).amax()) if len(points) else 0.0
-    if largest > radius * (1 + 1e-9):
+    lengths = torch.linalg.vector_norm(points, dim=-1, keepdim=True)
+    largest = float(lengths.amax()) if len(points) else 0.0
+    if largest > radius * (1 + max(1e-9, 8 * torch.finfo(mu.dtype).eps)):  # or it is rounding
         raise ValueError(f"candidates: expected atoms in the ball of radius {radius}: {largest}")
+    points = points * (radius / lengths).clamp_max(1.0)
     last = mu.n_particles - 1
-    stored = torch.arange(n).clamp_max(last)
+    stored = torch.arange(n, device=points.device).clamp_max(last)
     logs = torch.where(stored == last, logs[:, stored] - math.log(n - last), logs[:, stored])
-    return points[:, stored], logs.clamp_min(_LIGHTEST)
+    return points[:, stored], logs.clamp_min(_LIGHTEST).log_softmax(-1)
 
 
 @torch.enable_grad()

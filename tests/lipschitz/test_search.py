@@ -127,6 +127,15 @@ def test_candidates_may_come_one_by_one():
     assert float(found) == pytest.approx(3.0)
 
 
+def test_candidates_on_the_sphere_are_in_the_ball_whatever_their_rounding() -> None:
+    F = SelfAttention(AttentionParameters.random(3, generator=0))
+    points = sampling.sphere(50, 3, generator=0, dtype=torch.float32)
+    assert float(points.double().norm(dim=-1).max()) > 1
+    given = {"n_atoms": 50, "starts": 1, "steps": 1, "generator": 0}
+    mu, _ = worst_case(F, 1.0, candidates=[ParticleMeasure(points)], **given)
+    assert float(mu.points.norm(dim=-1).max()) <= 1
+
+
 def test_candidates_may_have_atoms_without_mass_anywhere_or_be_none() -> None:
     F = SelfAttention(AttentionParameters.from_bilinear([[-1.0]], [[1.0]]))
     far = ParticleMeasure([[1.0], [-1.0], [9.0]], weights=[0.1, 0.9, 0.0])
