@@ -105,6 +105,8 @@ def conditioned_pair(
                 f"conditions: expected a pair (s, t) of arrays, got {describe(conditions)}"
             )
         both = as_measures(mu, nu)
+        if any(isinstance(t, Tensor) for t in conditions):  # may have a gradient, as weights may
+            both = both._replace(as_numpy=False)
         for name, own, value in zip(("mu", "nu"), (mu, nu), conditions, strict=True):
             check_same_labels(points_of(own), name, value, f"conditions of {name}")
         named = zip(("mu", "nu"), conditions, both[:2], strict=True)

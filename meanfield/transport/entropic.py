@@ -150,7 +150,11 @@ def conditional_sinkhorn_divergence(
     price = math.inf if penalty is None else number(penalty, "penalty", least=0, finite=False)
     measures, s, t = conditioned_pair(mu, nu, conditions)
     if price < math.inf:
-        both = (_priced(*each, price) for each in zip(measures[:2], (s, t), strict=True))
+        # Relative to one of them in double precision: what they have in common is no distance.
+        heaviest = measures.mu.log_weights.argmax(-1)[..., None, None]
+        origin = s.detach().take_along_dim(heaviest, -2)
+        given = zip(measures[:2], (s - origin, t - origin), strict=True)
+        both = (_priced(*each, price) for each in given)
         found = sinkhorn_divergence(*both, **settings)
     else:
         known = map(flat_conditions, (s, t))

@@ -131,9 +131,10 @@ def conditional_w2(
     result = solved_by_condition(measures, s, t, penalty, settings)
     pair = measures.pair
     if penalty is not None and penalty < math.inf and (s.requires_grad or t.requires_grad):
-        # The distance of the points (x, √λ s), whose gradient reaches the conditions.
+        # The distance of the points (x, √λ s), whose gradient reaches the conditions, in double
+        # precision as they are: single precision holds no seconds of a date.
         x, y = (
-            torch.cat([points, (math.sqrt(penalty) * each).to(points)], -1)
+            torch.cat([points.double(), math.sqrt(penalty) * each], -1)
             for points, each in ((measures.mu.points, s), (measures.nu.points, t))
         )
         pair = pair._replace(x=x, y=y)

@@ -394,3 +394,23 @@ def test_positions_of_a_measure_have_a_gradient_where_they_have_a_price() -> Non
     places = torch.tensor([0.1, 0.4, 0.7, 0.9], dtype=F64, requires_grad=True)
     (found,) = torch.autograd.grad(value(places), places)
     assert bool((found != 0).all()) and torch.autograd.gradcheck(value, (places,))
+
+
+@pytest.mark.parametrize(
+    "distance", [conditional_w2, partial(conditional_sinkhorn_divergence, blur=0.5)]
+)
+@pytest.mark.parametrize("kind", ["NumPy", "single precision"])
+def test_conditions_far_from_0_keep_value_and_gradient_beside_other_points(distance, kind) -> None:
+    """Seconds of a date, of which single precision holds no differences below 128."""
+    generator = torch.Generator().manual_seed(10)
+    x, y = (torch.randn(n, 2, dtype=F64, generator=generator).float().double() for n in (4, 3))
+    steps, others = torch.tensor([0.0, 1, 2, 3], dtype=F64), torch.tensor([0.3, 1.1, 2.7])
+
+    def found(points: list, start: float) -> tuple[Tensor, Tensor]:
+        s = (start + steps).requires_grad_()
+        value = distance(*points, conditions=(s, start + others.double()), penalty=2.0)
+        return value.detach().double(), torch.autograd.grad(value, s)[0]
+
+    other = [t.numpy() if kind == "NumPy" else t.float() for t in (x, y)]
+    for near, far in zip(found([x, y], 0.0), found(other, 1.7e9), strict=True):
+        torch.testing.assert_close(far, near, rtol=2e-5, atol=2e-5)
