@@ -109,19 +109,19 @@ def windows(tokens: Any, n: int, count: int) -> Tensor:
     if isinstance(tokens, (str, Corpus)):
         got = checks.describe(tokens)
         raise TypeError(f"tokens: expected ids, as of source.encode(text), got {got}")
-    ids = torch.as_tensor(tokens)
+    ids = checks.as_tensor(tokens)
     if ids.ndim != 1 or ids.dtype.is_floating_point:
         raise ValueError(
             f"tokens: expected integers of shape (L,), got {ids.dtype}, shape {tuple(ids.shape)}"
         )
     n, count = checks.count(n, "n"), checks.count(count, "count")
-    starts = torch.arange(count) * len(ids) // count
+    starts = torch.arange(count, device=ids.device) * len(ids) // count
     if n > len(ids) // count:
         raise ValueError(
             f"expected at least {n * count} tokens for {count} disjoint windows of {n}, got "
             f"{len(ids)}; take fewer or shorter windows, or a longer text"
         )
-    return ids[starts[:, None] + torch.arange(n)].long()
+    return ids[starts[:, None] + torch.arange(n, device=ids.device)].long()
 
 
 def _decoded(name: str, raw: bytes) -> Corpus:

@@ -20,6 +20,7 @@ from meanfield import (
     AttentionParameters,
     ParticleMeasure,
     SelfAttention,
+    corpora,
     dynamics,
     linalg,
     lipschitz,
@@ -108,6 +109,7 @@ def test_a_generator_of_the_device_may_be_given(device):
 def test_what_is_on_the_cpu_stays_there_whatever_the_default_device(device):
     F = SelfAttention(AttentionParameters.random(2, generator=0))
     mu, nu = (ParticleMeasure(sampling.ball(6, 2, generator=seed)) for seed in (0, 1))
+    ids = torch.arange(9)
 
     def answers():
         coupling = transport.solve_w2(mu, nu).coupling
@@ -118,6 +120,8 @@ def test_what_is_on_the_cpu_stays_there_whatever_the_default_device(device):
             *(constant, certain.value, certain.upper, lipschitz.local_order(F, mu, p=1)),
             *(merge(mu, 0.5), dynamics.cluster_count(mu, 0.5)),
             dynamics.flow(F, mu, [0.0, 1.0], coalesce=0.5),
+            *lipschitz.worst_case(F, 1.0, starts=2, steps=2, generator=0),
+            corpora.windows(ids, 3, count=2),
         ]
 
     here = dict(parts(answers()))
