@@ -21,6 +21,7 @@ from meanfield.linalg.certain import row_bound, top_eigenvalues
 from meanfield.linalg.norms import largest_block_norm
 from meanfield.lipschitz import local_lipschitz
 from meanfield.maps import Map, linearize
+from meanfield.maps.map import certain_norm
 
 F64 = torch.float64
 DIM, N = 8, 7
@@ -530,3 +531,31 @@ def test_a_bound_of_what_leaves_the_number_range_is_refused():
     for bound in (F.local_upper, lambda mu: F.ball_bounds(mu, 0.1)):
         with pytest.raises(OverflowError, match="cannot be represented"):
             bound(mu)
+
+
+@pytest.mark.parametrize("power", [0, -40, 40])
+def test_blocks_are_ruled_out_by_their_own_measure_a_few_at_a_time(power, monkeypatch):
+    """The largest is the last, beside flat ones of larger Frobenius norm in other units."""
+    flat = 0.9 * torch.eye(8, dtype=F64).expand(12, 8, 8)
+    peak = torch.zeros(8, 8, dtype=F64)
+    peak[2, 1] = 1.0
+    near = torch.cat([flat[1:], peak[None]])
+    blocks = torch.stack([2.0**power * near, near.flip(0), 3 * flat])[:, :, None]
+    assert blocks.numel() > 256  # fewer are all factored
+    for entries in (2**20, 100, 1):
+        monkeypatch.setattr("meanfield.linalg.dense._CHUNK_ENTRIES", entries)
+        for solver in (Dense(), Certified()):
+            found, block = largest_block_norm(LinearMap.pointwise(blocks), solver=solver)
+            norms = torch.tensor([2.0**power, 1.0, 2.7], dtype=F64)
+            torch.testing.assert_close(found.upper, norms, rtol=1e-12, atol=0)
+            assert bool((found.upper >= norms).all()) and found.miss == 0
+            assert block[:2].tolist() == [11, 0]
+
+
+def test_a_certain_norm_is_that_of_the_larger_component(monkeypatch):
+    """x ↦ x − mean has the derivative 0 at one atom, and 1 where that splits."""
+    monkeypatch.setattr("meanfield.maps.map._FACTORED", 0)
+    eye = torch.eye(2, dtype=F64)[None]
+    F = Residual(SelfAttention(AttentionParameters(0 * eye, 0 * eye, eye, -eye)))
+    bound = certain_norm(linearize(F, ParticleMeasure(torch.ones(1, 2, dtype=F64))))
+    assert bound is not None and 1.0 <= float(bound) <= 1 + 1e-12
