@@ -84,6 +84,8 @@ def test_positions_in_single_and_in_double_precision_are_not_told_apart(distance
     with pytest.raises(ValueError, match="in single and in double precision"):
         distance(wide, wide, conditions=(s, s.astype(np.float32)))
     assert float(distance(wide, wide, conditions=(s, s * (1 + 1e-9)))) == math.inf
+    beyond = 1e39 * (1 + s)  # which single precision does not hold
+    assert float(distance(wide, wide, conditions=(beyond, beyond * (1 + 1e-9)))) == math.inf
     whole = 1_700_000_000 + 128 * np.arange(11)
     assert (whole == whole.astype(np.float32)).all()
     assert float(distance(wide, wide, conditions=(whole, whole + 0.5))) == math.inf

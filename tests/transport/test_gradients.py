@@ -16,6 +16,7 @@ from meanfield.transport import (
     conditional_w2,
     sinkhorn_divergence,
     solve_w2,
+    solve_wp,
     w1,
     w2,
     wp,
@@ -414,3 +415,56 @@ def test_conditions_far_from_0_keep_value_and_gradient_beside_other_points(dista
     other = [t.numpy() if kind == "NumPy" else t.float() for t in (x, y)]
     for near, far in zip(found([x, y], 0.0), found(other, 1.7e9), strict=True):
         torch.testing.assert_close(far, near, rtol=2e-5, atol=2e-5)
+
+
+def test_points_and_conditions_of_either_measure_have_their_gradients_together() -> None:
+    generator = torch.Generator().manual_seed(11)
+    x, s = (torch.randn(5, k, dtype=F64, generator=generator) for k in (2, 1))
+    y, t = (torch.randn(4, k, dtype=F64, generator=generator) for k in (2, 1))
+
+    def value(x: Tensor, s: Tensor, t: Tensor) -> Tensor:
+        return conditional_w2(x, y, conditions=(s, t), penalty=0.5)
+
+    for wanted in ((True, True, False), (False, False, True), (True, False, True)):
+        given = [z.clone().requires_grad_(w) for z, w in zip((x, s, t), wanted, strict=True)]
+        assert torch.autograd.gradcheck(value, tuple(given))
+    steps = torch.arange(5, dtype=F64).requires_grad_()
+    for penalty in (None, math.inf):  # nothing may change, and nothing does
+        moved = x.clone().requires_grad_()
+        found = conditional_w2(moved, x + 1, conditions=(steps, steps), penalty=penalty)
+        into_x, into_s = torch.autograd.grad(found, (moved, steps), allow_unused=True)
+        torch.testing.assert_close(into_x, torch.full_like(x, -0.2 / 2**0.5))
+        assert into_s is None
+
+
+@pytest.mark.parametrize("p", [1, 1.5, 2, 3])
+def test_potentials_are_feasible_at_atoms_without_mass_of_both_measures(p) -> None:
+    generator = torch.Generator().manual_seed(12)
+    x, y = (torch.randn(n, 2, dtype=F64, generator=generator) for n in (7, 6))
+    x[0] = y[1] = 9.0  # where neither has mass
+    a = torch.tensor([0.0, 0.2, 0.3, 0.0, 0.1, 0.4, 0.0], dtype=F64)
+    b = torch.tensor([0.5, 0.0, 0.0, 0.2, 0.3, 0.0], dtype=F64)
+    nowhere = x.index_fill(0, torch.tensor([3]), math.inf)
+    mu, nu = ParticleMeasure(x, a).replace(nowhere), ParticleMeasure(y, b)
+    answer = solve_wp(mu, nu, p)
+    assert answer.potentials is not None
+    f, g = answer.potentials
+    costs = torch.linalg.vector_norm(nowhere[:, None] - y, dim=-1) ** p
+    left = costs - f[:, None] - g
+    assert float(left.min()) >= -1e-12
+    # And no smaller than they need be.
+    assert float(left[a == 0][:, b > 0].amin(-1)[[0, 2]].max()) <= 1e-12
+    assert float(left[:, b == 0].amin(0).max()) <= 1e-12
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+def test_the_condition_of_an_atom_without_mass_is_no_matter(dtype) -> None:
+    generator = torch.Generator().manual_seed(13)
+    x, y = (torch.randn(n, 2, dtype=dtype, generator=generator) for n in (4, 3))
+    mu = ParticleMeasure(x, torch.tensor([0.0, 0.2, 0.3, 0.5], dtype=dtype))
+    near, far = ([place, 1.0, 2.0, 3.0] for place in (0.0, 1e300))
+    for distance in (conditional_w2, partial(conditional_sinkhorn_divergence, blur=0.5)):
+        known, found = (
+            distance(mu, y, conditions=(s, [0.5, 1.5, 2.5]), penalty=4.0) for s in (near, far)
+        )
+        torch.testing.assert_close(found, known)
