@@ -116,11 +116,15 @@ def is_true(flags: Any) -> Any:
     return flags == True  # noqa: E712
 
 
+def has_status(ds: xr.Dataset) -> bool:
+    """Whether it holds the status of a sweep, along whatever axes, as of a cube or of one case."""
+    status = ds.variables.get("status")
+    return status is not None and status.attrs.get("flag_meanings") == _STATUS["flag_meanings"]
+
+
 def is_sweep(ds: xr.Dataset) -> bool:
     """Whether its cases have the status of a sweep."""
-    status = ds.variables.get("status")
-    told = None if status is None else status.attrs.get("flag_meanings")
-    return status is not None and status.dims == ("case",) and told == _STATUS["flag_meanings"]
+    return has_status(ds) and ds["status"].dims == ("case",)
 
 
 def answered(ds: xr.Dataset) -> xr.Dataset:

@@ -10,7 +10,7 @@ import xarray as xr
 
 from meanfield.checks import describe
 from meanfield.habits import with_hints
-from meanfield.results.cases import NOT_CONVERGED, OK, is_sweep, unless_nan
+from meanfield.results.cases import NOT_CONVERGED, OK, has_status, unless_nan
 
 
 def as_dataset(ds: object) -> xr.Dataset:
@@ -117,11 +117,11 @@ def numbers(ds: xr.Dataset) -> dict[str, float]:
         {'block/layer0': 2.0, 'block/layer2': 3.5, 'loss': 0.5}
     """
     found = {}
-    done = ds["status"].isin((OK, NOT_CONVERGED)) if is_sweep(as_dataset(ds)) else None
+    done = ds["status"].isin((OK, NOT_CONVERGED)) if has_status(as_dataset(ds)) else None
     for name, column in ds.data_vars.items():
         if column.dtype.kind not in "biuf":
             continue
-        if done is not None and "case" in column.dims and name != "status":
+        if done is not None and name != "status" and {*done.dims} <= {*column.dims}:
             column = column.astype(float).where(done)  # of integers and flags NaN is none
         named = {dim for dim, index in column.indexes.items() if index.is_unique}
         for place in np.ndindex(column.shape):

@@ -167,9 +167,15 @@ def test_what_stands_in_for_the_answer_of_a_failed_case_is_no_number():
 
     kinds = {"inverse": "float64", "n": "int64", "positive": "bool"}
     task = Task(counted, [Variable(name, name, dtype=kind) for name, kind in kinds.items()])
-    found = results.numbers(sweep(task, {"x": [0, 2]}))
+    ds = sweep(task, {"x": [0, 2]})
+    found = results.numbers(ds)
     assert found.pop("status/case0") == 3 and found.pop("status/case1") == 1
     assert found == {"inverse/case1": 0.5, "n/case1": 5.0, "positive/case1": 1.0}
+    cube = results.to_cube(ds).assign(weight=2.0)
+    numbers = {"inverse/x2": 0.5, "n/x2": 5.0, "positive/x2": 1.0, "weight": 2.0}
+    assert results.numbers(cube) == numbers | {"status/x0": 3.0, "status/x2": 1.0}
+    assert results.numbers(ds.isel(case=0)) == {"status": 3.0}
+    assert results.numbers(ds.isel(case=1))["n"] == 5.0
 
 
 def test_no_cases_are_an_empty_cube():
