@@ -322,6 +322,7 @@ def _run(options: argparse.Namespace) -> int:
     from meanfield.results.atomic import check_replaceable
     from meanfield.results.cases import answered
     from meanfield.sweeps import sweep
+    from meanfield.sweeps.grid import cases_of
 
     for suffix in (".zarr", ".nc"):  # refuse it before hours of work, not after
         check_replaceable(store.with_suffix(suffix))
@@ -329,6 +330,7 @@ def _run(options: argparse.Namespace) -> int:
     torch.set_num_threads(options.threads)
     with _asked():
         plan = experiment.plan(settings)
+        cases_of(plan["grid"])  # refuses none, and the same one twice
     try:
         options.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -142,6 +142,8 @@ def test_mistakes_are_one_sentence_and_exit_code_1(arguments, words, capsys):
         (["run", "two-dirac", "--set", "radii=true"], "'radii': expected float"),
         (["run", "two-dirac", "--config", str(Path(cli.__file__))], "expected TOML, got: "),
         (["run", "two-dirac", "--set", "gamma=-1"], "gamma: expected a number > 0"),
+        (["run", "two-dirac", "--quick", "--set", "radii=[1, 1]"], "expected different cases"),
+        (["run", "through-depth", "--quick", "--set", "models=[]"], "expected at least one case"),
         (["run", "two-dirac", "--set", "masks=yes"], "'masks': expected bool"),
         (["run", "through-depth", "--set", "causal=maybe"], "expected True or False, got 'maybe'"),
         (["run", "real-text", "--quick", "--set", "dtype=half"], "expected one of 'float32', "),
