@@ -166,3 +166,54 @@ def test_values_are_a_function_of_queries_up_to_the_rounding_of_the_layer():
     par = AttentionParameters(one, one, torch.tensor([[1.0, 9e-10]], dtype=torch.float64), scale=1)
     with pytest.raises(ValueError, match="a function of its queries"):
         bounds.l2_attention_2(par, 2)
+
+
+def test_bounds_are_the_smallest_of_the_products_of_norms_that_their_proofs_give():
+    """Written head by head, of heads of all shapes and sizes, so that each product is smallest."""
+    norm, chosen = np.linalg.norm, set()
+    for seed in range(60):
+        rng = np.random.default_rng(seed)
+        H, k, v, more, d_out = rng.integers(1, 5, 5)
+        n, d = 7, k + more
+        Q, B, W = (
+            rng.normal(size=(H, *shape)) * 10.0 ** rng.uniform(-1, 1, (H, 1, 1))
+            for shape in ((k, d), (v, k), (d_out, v))
+        )
+        if seed % 3 == 0:  # heads that write into places of their own
+            W = np.stack([np.kron(np.eye(1, H, h).T, W[h]) for h in range(H)])
+        if seed % 4 == 0:  # rows of equal sums, of which the values see one
+            Q, B = 1 + 0.2 * rng.normal(size=Q.shape), B * (np.arange(k) == 0)
+        par = AttentionParameters(Q, Q, B @ Q, W)
+        B = B @ Q @ np.linalg.pinv(Q)
+        left, c = [W[h] @ B[h] for h in range(H)], bounds.l2_spread(n)
+
+        rows = []
+        for row in range(len(left[0])):
+            by_head = 0.0
+            for h in range(H):
+                w, sums = left[h][row], abs(Q[h]).sum(1)
+                reach = min(norm(sums), math.sqrt(d) * norm(Q[h], 2))
+                forms = (
+                    (1 + 4 * math.sqrt(k) * c) * abs(w).sum() * max(sums),
+                    (1 + 4 * c) * norm(w) * reach,
+                )
+                chosen.add("sums" if forms[0] < forms[1] else float(norm(sums) == reach))
+                by_head += min(forms)
+            rows.append(by_head)
+        assert bounds.l2_attention_inf(par, n) == pytest.approx(max(rows), rel=1e-9)
+
+        sizes = [norm(q, 2) for q in Q]
+        together = norm(np.hstack(left), 2)
+        others = [
+            sum(norm(one, 2) * size for one, size in zip(left, sizes, strict=True)),
+            norm(np.hstack(list(W)), 2)
+            * math.hypot(*(norm(b, 2) * size for b, size in zip(B, sizes, strict=True))),
+        ]
+        stacked = [together * norm(np.vstack(list(Q)), 2), *others]
+        apart = [together * math.hypot(*sizes), *others]
+        chosen |= {("2", np.argmin(stacked)), ("max", np.argmin(apart))} if H > 1 else set()
+        factor = math.sqrt(n) * (1 + 2 * c) + 2 * c
+        assert bounds.l2_attention_2(par, n) == pytest.approx(factor * min(stacked), rel=1e-9)
+        found = bounds.l2_attention_max(par, n)
+        assert found == pytest.approx((1 + 4 * c) * min(apart), rel=1e-9)
+    assert len(chosen) == 9, chosen

@@ -277,6 +277,26 @@ def test_steps_of_zero_change_nothing_and_steep_ones_stop_at_the_hull():
     assert 2 <= float(turned.value) <= 2.001
 
 
+def test_where_the_output_itself_has_moved_steps_change_it_as_much_as_they_may():
+    """A light token that the ball makes 20 times heavier: half of its change is the other's."""
+    keys = values = torch.tensor([[0.0], [1.0]], dtype=F64)
+    logs, delta, q, epsilon = torch.tensor([0.0, -9.0], dtype=F64), 0.01, 3.0, 3.0
+    found = cache_error(
+        [[q]], None, (keys, values), within=(delta, 0.0), log_weights=logs, scale=1.0,
+        epsilon=epsilon,
+    )  # fmt: skip
+    x = torch.tensor([q + epsilon], dtype=F64)
+    apart = torch.tensor([[-delta], [delta]], dtype=F64)
+    change = (output(x, keys + apart, values, logs) - output(x, keys, values, logs)).abs()
+    assert float(change) <= float(found.value) <= 2 * float(change)
+
+
+def test_of_one_token_the_step_of_its_value_is_all_that_changes():
+    one = torch.ones(1, 2, dtype=F64)
+    found = cache_error([[1.0, 0.0]], None, (one, one), within=(0.3, 0.5), epsilon=1.0)
+    assert 0.5 <= float(found.value) <= 0.5 * (1 + 1e-12)
+
+
 # ------------------------------------------------------------------ refusals
 
 
