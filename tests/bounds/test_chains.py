@@ -304,7 +304,9 @@ def test_theorem_3_2_of_l2_attention_is_the_printed_form(n):
     assert found == pytest.approx(stated(projected), rel=1e-9)
     assert bounds.l2_theorem_3_2(par, n, value=V.mT) == pytest.approx(stated(V), rel=1e-9)
     assert bounds.l2_theorem_3_2(par, n, value=V.mT) > 1.2 * found
-    for wrong, words in ((V.mT + 1, "another function of queries"), (V, "expected shape")):
+    one_wrong = V.mT + torch.tensor([0.0, 1.0])[:, None, None]
+    mistakes = [(one_wrong, "another function of queries"), (V, "expected shape")]
+    for wrong, words in (*mistakes, (V.mT[0], "expected shape")):
         with pytest.raises(ValueError, match=words):
             bounds.l2_theorem_3_2(par, n, value=wrong)
     assert bounds.l2_attention_2(par, n) <= found * (1 + 1e-9)

@@ -163,17 +163,17 @@ def test_numbers_at_repeated_coordinates_are_all_kept():
 
 def test_what_stands_in_for_the_answer_of_a_failed_case_is_no_number():
     def counted(x):
-        return {"inverse": 1 / x, "n": 5, "positive": True}
+        return {"inverse": 1 / x, "n": 5, "was_converged": False}
 
-    kinds = {"inverse": "float64", "n": "int64", "positive": "bool"}
+    kinds = {"inverse": "float64", "n": "int64", "was_converged": "bool"}
     task = Task(counted, [Variable(name, name, dtype=kind) for name, kind in kinds.items()])
     ds = sweep(task, {"x": [0, 2]})
     found = results.numbers(ds)
-    assert found.pop("status/case0") == 3 and found.pop("status/case1") == 1
-    assert found == {"inverse/case1": 0.5, "n/case1": 5.0, "positive/case1": 1.0}
+    assert found.pop("status/case0") == 3 and found.pop("status/case1") == 2
+    assert found == {"inverse/case1": 0.5, "n/case1": 5.0, "was_converged/case1": 0.0}
     cube = results.to_cube(ds).assign(weight=2.0)
-    numbers = {"inverse/x2": 0.5, "n/x2": 5.0, "positive/x2": 1.0, "weight": 2.0}
-    assert results.numbers(cube) == numbers | {"status/x0": 3.0, "status/x2": 1.0}
+    numbers = {"inverse/x2": 0.5, "n/x2": 5.0, "was_converged/x2": 0.0, "weight": 2.0}
+    assert results.numbers(cube) == numbers | {"status/x0": 3.0, "status/x2": 2.0}
     assert results.numbers(ds.isel(case=0)) == {"status": 3.0}
     assert results.numbers(ds.isel(case=1))["n"] == 5.0
 

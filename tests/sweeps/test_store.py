@@ -440,8 +440,8 @@ def test_configuration_files_are_read_and_overridden_by_text(tmp_path):
     changed = override(settings, configuration, ["n=[8]", "kinds=masked", "rtol=1"])
     assert changed == Few(n=(8,), kinds=("masked",), rtol=1.0, seed=1)
     assert settings == Few() and configuration["n"] == [2, 4]
-    for text in ("true", "True"):
-        assert override(settings, {}, [f"masks={text}"]).masks == (True,)
+    for text, value in (("true", True), ("True", True), ("False", False)):
+        assert override(settings, {}, [f"masks={text}"]).masks == (value,)
     for mistake in ({"sead": 3}, {}), ({}, ["sead=3"]):
         with pytest.raises(ValueError, match="setting: expected .* did you mean 'seed'"):
             override(settings, *mistake)

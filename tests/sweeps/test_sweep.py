@@ -172,6 +172,34 @@ def test_what_a_case_draws_after_a_sweep_of_its_own_goes_on_where_it_was():
     assert len({*inside["torch_after"].values.tolist()}) == 3
 
 
+def test_sweeps_of_threads_that_overlap_leave_generators_as_the_first_found_them():
+    under_way, other_under_way, ended = (threading.Event() for _ in range(3))
+
+    def first(x):
+        under_way.set()
+        return {"y": float(other_under_way.wait(60))}
+
+    def second(x):
+        other_under_way.set()
+        return {"y": float(ended.wait(60))}
+
+    def states():
+        return torch.get_rng_state().tolist(), np.random.get_state()[1].tolist()  # noqa: NPY002
+
+    before = states()
+    threads = [
+        threading.Thread(target=sweep, args=(fn, {"x": [x]}), kwargs={"progress": False})
+        for x, fn in enumerate((first, second))
+    ]
+    threads[0].start()
+    assert under_way.wait(60)
+    threads[1].start()
+    threads[0].join()
+    ended.set()
+    threads[1].join()
+    assert states() == before
+
+
 def test_vectorised_function_is_given_the_seeds_of_its_cases():
     task = Task(
         lambda x, seeds: {"low": seeds % 2**31},
@@ -314,6 +342,12 @@ def test_in_a_pipe_one_line_is_printed_and_failures_are_logged_once(capfd, caplo
     assert warnings == [
         "1 of 200 cases failed and 1 did not converge; `status` and `message` say which"
     ]
+
+
+def test_cases_that_have_not_converged_are_told_where_none_has_failed(caplog):
+    with caplog.at_level(logging.WARNING):
+        sweep(lambda x: {"y_converged": x > 1}, {"x": [1, 2]}, progress=False)
+    assert "0 of 2 cases failed and 1 did not converge" in caplog.text
 
 
 def test_cases_of_a_product_grid_run_the_last_name_fastest():
