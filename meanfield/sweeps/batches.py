@@ -81,7 +81,7 @@ class _GlobalGenerators:
 
     New processes all begin at the same numbers: what a case draws would not be its own. When the
     last batch of a process ends they go on as if nothing had been drawn, and so they do in a case
-    when a sweep that it has run ends.
+    when a sweep that it has run in its own thread ends.
     """
 
     def __init__(self) -> None:
