@@ -89,6 +89,11 @@ class SelfAttention(Map):
             "normalization",
             "one of meanfield.attention.normalizations, whose `RowWise` takes a function of yours",
         )
+        if self.kernel.reach < math.inf and not self.kernel.needs_positions:
+            raise ValueError(
+                f"kernel: expected needs_positions = True of {name_of(self.kernel)}, which has "
+                f"a reach of {self.kernel.reach:g} in position, got False"
+            )
         if self.causal and not self.normalization.takes_masks:
             raise ValueError(
                 "causal Sinkhorn attention: expected a plain layer, since the only causal plan "

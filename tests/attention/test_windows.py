@@ -11,6 +11,7 @@ from torch import Tensor
 
 from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, linearize
 from meanfield.attention import kernels, streaming, weights
+from meanfield.attention.kernels.kernel import ModifiedKernel
 from meanfield.attention.tangent import AttentionTangent
 from meanfield.measures import stack
 from tests.attention.kernel_oracles import Case, field
@@ -38,8 +39,6 @@ def cloud(n: int = N, seed: int = 0) -> ParticleMeasure:
 class WindowByBias(kernels.Kernel):
     """A window that a user writes, as a bias of −∞."""
 
-    needs_positions = True
-
     def features(self, parameters, points, positions):
         q, k, v = parameters.project(points)
         return kernels.Features(parameters.scale[:, None, None] * q, k, v)
@@ -47,6 +46,20 @@ class WindowByBias(kernels.Kernel):
     def position_bias(self, parameters, rows, columns):
         apart = (rows[..., None, :, None] - columns[..., None, None, :]).abs()
         return torch.zeros_like(apart).masked_fill(apart >= WIDTHS[0], -math.inf)
+
+
+class WindowByReach(kernels.Kernel):
+    """A window that a user writes, as a reach."""
+
+    reach = WIDTHS[0]
+    features = WindowByBias.features
+
+
+class WindowOfAnother(ModifiedKernel):
+    """The same on top of a kernel that does not look at positions."""
+
+    inner = kernels.dot_product
+    position_bias = WindowByBias.position_bias
 
 
 def layer(width: float, causal: bool) -> SelfAttention:
@@ -110,3 +123,29 @@ def test_a_window_at_other_points_sees_what_is_near_them(monkeypatch):
     wanted = np.stack([field(case, *at) for at in zip(x.numpy(), s.numpy(), strict=True)])
     in_small_blocks(monkeypatch)
     torch.testing.assert_close(F.field(mu)(x, s), torch.from_numpy(wanted))
+
+
+@pytest.mark.parametrize("kind", [WindowByBias, WindowByReach, WindowOfAnother])
+def test_a_bias_or_a_reach_of_your_own_looks_at_positions(kind):
+    F, mu = layer(WIDTHS[0], causal=False), cloud()
+    mine = SelfAttention(F.parameters, kernel=kind())
+    order = mu.positions.argsort()
+    stored = ParticleMeasure(
+        mu.points[order], log_weights=mu.log_weights[order], positions=mu.positions[order]
+    )
+    torch.testing.assert_close(mine(mu).points, F(mu).points)
+    torch.testing.assert_close(mine(stored).points, F(mu).points[order])
+    with pytest.raises(ValueError, match="positions, which the kernel Window"):
+        mine(ParticleMeasure(mu.points))
+
+
+def test_a_reach_that_comes_late_asks_for_positions():
+    class Late(kernels.Kernel):
+        features = WindowByBias.features
+
+        def __init__(self):
+            self.reach = 0.3
+
+    parameters = AttentionParameters.random(3)
+    with pytest.raises(ValueError, match="expected needs_positions = True of Late, which has"):
+        SelfAttention(parameters, kernel=Late())

@@ -138,7 +138,8 @@ class Kernel(NoFunction):
         ...         return Features(0.5 * parameters.scale[:, None, None] * q, k, v)
 
     Attributes:
-        needs_positions: whether `features`, `position_bias` or `reach` look at positions.
+        needs_positions: whether `features` look at positions; True of a subclass that gives
+            `position_bias` or `reach`.
         reach: a row sees only columns less than this far from it in position.
         is_linear: whether `push` is the same at all points and positions.
         score: what the score is a function of, for bounds that are proved for some scores only.
@@ -164,6 +165,10 @@ class Kernel(NoFunction):
                 setattr(cls, name, getattr(Kernel, name))
         if _place(cls, "is_linear") > min(_place(cls, "features"), _place(cls, "push")):
             cls.is_linear = False
+        # Without positions a bias or a reach of its own would be left out.
+        looks = min(_place(cls, "position_bias"), _place(cls, "reach"))
+        if _place(cls, "needs_positions") > looks:
+            cls.needs_positions = True
 
     def is_shift_invariant(self, parameters: AttentionParameters) -> bool:
         """Whether no score changes, nor any derivative asked for, when all points are shifted."""
