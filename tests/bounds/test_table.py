@@ -14,7 +14,16 @@ from hypothesis import strategies as st
 
 from meanfield import bounds, sampling
 from meanfield.attention import AttentionParameters, SelfAttention
-from meanfield.attention.kernels import alibi, cosine, l2, qk_norm, rotary, soft_cap, window
+from meanfield.attention.kernels import (
+    alibi,
+    cosine,
+    dot_product,
+    l2,
+    qk_norm,
+    rotary,
+    soft_cap,
+    window,
+)
 from meanfield.attention.normalizations import sigmoid, sink
 from meanfield.bounds.layer import Layer
 from meanfield.bounds.rates import mean_field_by_rate
@@ -538,3 +547,48 @@ def test_atoms_without_mass_are_no_weights_of_their_own():
     assert (
         bounds.table(short, 1.0, points=ParticleMeasure(points, single)).row("tokens").applicable
     )
+
+
+def louder(self, parameters, points, positions):
+    """Three times the score."""
+    features = self.inner.features(parameters, points, positions).whole()
+    return features._replace(q=3 * features.q)
+
+
+def turned(self, at, features, *other):
+    """Likewise, as a kernel turns features; it is its own derivative and transpose."""
+    last = (features, *other)[-1]
+    return last._replace(q=3 * last.q)
+
+
+def biased(self, parameters, rows, columns):
+    return 9 * (rows[..., None, :, None] - columns[..., None, None, :])
+
+
+@pytest.mark.parametrize(
+    ("kernel", "own"),
+    [
+        (dot_product, {"inner": dot_product, "features": louder}),
+        (dot_product, {"activation": property(lambda self: lambda s: 3 * s)}),
+        (dot_product, {"position_bias": biased}),
+        (dot_product, {"reach": 0.3}),
+        (soft_cap(2.0), {"features": louder}),
+        (soft_cap(2.0), {"activation": property(lambda self: lambda s: 3 * s)}),
+        (rotary(), {"turn": turned, "turn_push": turned, "turn_pull": turned}),
+        (alibi([1.0]), {"position_bias": biased}),
+        (qk_norm(), {"features": louder}),
+    ],
+)
+def test_a_subclass_with_other_scores_does_not_inherit_bounds(kernel, own):
+    other = object.__new__(type("Other", (type(kernel),), own))
+    vars(other).update(vars(kernel))
+    parameters = AttentionParameters.from_bilinear(-np.eye(2), np.eye(2))
+    F = SelfAttention(parameters, kernel=other)
+    mu = ParticleMeasure([[1.0, 0.0], [-1.0, 0.0]], [0.1, 0.9], positions=[0.5, 0.5])
+    for points in (None, mu):
+        found = bounds.table(F, 1.0, n=2, points=points).applicable
+        assert {row.name for row in found} <= {"at the points"}
+    assert not len(F.score_matrices)
+    if {"features", "turn"} & set(own):
+        with pytest.raises(NotImplementedError, match="ball_bounds: expected a kernel that says"):
+            F.ball_bounds(mu, 0.1)

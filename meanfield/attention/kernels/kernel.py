@@ -158,16 +158,25 @@ class Kernel(NoFunction):
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        # A subclass that overrides `features` does not inherit these: they differentiate
-        # the parent's features.
-        for name in ("push", "pull", "feature_slopes", "motion", "bends", "is_shift_invariant"):
-            if _place(cls, name) > _place(cls, "features"):
-                setattr(cls, name, getattr(Kernel, name))
-        if _place(cls, "is_linear") > min(_place(cls, "features"), _place(cls, "push")):
+        # A subclass that overrides what these are about does not inherit them: they describe the
+        # parent's features, activation or scores.
+        features, turn, activation, bias, reach = (
+            _place(cls, name)
+            for name in ("features", "turn", "activation", "position_bias", "reach")
+        )
+        for names, changed in (
+            (("push", "pull", "feature_slopes"), features),
+            (("motion", "bends", "is_shift_invariant"), min(features, turn)),
+            (("curvature",), activation),
+            (("score", "feature_sizes"), min(features, turn, activation, bias, reach)),
+        ):
+            for name in names:
+                if _place(cls, name) > changed:
+                    setattr(cls, name, getattr(Kernel, name))
+        if _place(cls, "is_linear") > min(features, _place(cls, "push")):
             cls.is_linear = False
         # Without positions a bias or a reach of its own would be left out.
-        looks = min(_place(cls, "position_bias"), _place(cls, "reach"))
-        if _place(cls, "needs_positions") > looks:
+        if _place(cls, "needs_positions") > min(bias, reach):
             cls.needs_positions = True
 
     def is_shift_invariant(self, parameters: AttentionParameters) -> bool:
@@ -266,7 +275,8 @@ class Kernel(NoFunction):
 
 def _place(cls: type, name: str) -> int:
     """The place in the method resolution order of the first class that defines a name."""
-    return next(place for place, base in enumerate(cls.__mro__) if name in vars(base))
+    places = (place for place, base in enumerate(cls.__mro__) if name in vars(base))
+    return next(places, len(cls.__mro__))
 
 
 def checked_inner(inner: Kernel) -> Kernel:
@@ -317,12 +327,6 @@ class ModifiedKernel(Kernel):
     motion = _of_inner("motion")
     bends = _of_inner("bends")
     position_bias = _of_inner("position_bias")
-
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        # What the inner kernel says of its own activation need not hold of another one.
-        if _place(cls, "activation") < _place(cls, "curvature"):
-            cls.curvature = Kernel.curvature
 
     def head(self, index: int) -> Kernel:
         """With the inner kernel of that head."""
