@@ -15,7 +15,7 @@ from meanfield.attention.kernels import Features, Kernel
 from meanfield.attention.kernels.kernel import At
 from meanfield.attention.parameters import AttentionParameters
 from meanfield.attention.rows import RowWise, softmax
-from meanfield.checks import at_once, describe, is_host, is_recorded, is_traced
+from meanfield.checks import at_once, called, describe, is_host, is_recorded, is_traced
 from meanfield.errors import NoDerivativeError
 from meanfield.habits import NoNumber
 from meanfield.linalg.vectors import beside, pushed_forward
@@ -208,7 +208,18 @@ class Scoring:
         scores = products if self.activation is None else self.activation(products)
         scores = scores if bias is None else scores + bias
         log_psi = self.normalization.log_psi
-        return scores if log_psi is None else log_psi(scores)
+        if log_psi is None:
+            return scores
+        found = called(log_psi, (scores,), "log_psi: expected a function of scores")
+        own, wanted = ((x.shape, x.dtype) if isinstance(x, Tensor) else x for x in (found, scores))
+        if own != wanted:
+            kind = f" and {found.dtype}" if isinstance(found, Tensor) else ""
+            raise TypeError(
+                f"log_psi of {self.normalization.name}: expected a number for each score, of "
+                f"shape {tuple(scores.shape)} and {scores.dtype}, got {describe(found)}{kind}"
+            )
+        checked: Tensor = found
+        return checked
 
     def _bias_and_hidden(self, places: Places) -> tuple[Tensor | None, Tensor | None]:
         """A finite bias, and which columns a row does not see."""
@@ -334,7 +345,7 @@ class Weights(NoNumber):
             origin = (mass * points.detach()).sum(-2, keepdim=True)
             points = points - origin
         features = kernel.features(parameters, points, positions)
-        _check(features, kernel, points)
+        _check(features, kernel, parameters, points)
         if origin is not None:
             v_centre = parameters.project(origin)[2]
             if features.v_centre is not None:
@@ -525,15 +536,22 @@ def _is_sorted(positions: Tensor | None) -> bool:
     return bool((positions[..., 1:] >= positions[..., :-1]).all())
 
 
-def _check(features: Features, kernel: Kernel, points: Tensor) -> None:
-    """Check the shapes of the features, which may come from a user's kernel."""
-    name = f"{type(kernel).__name__}.features"
+def _check(features: Features, kernel: Kernel, parameters: AttentionParameters, x: Tensor) -> None:
+    """Check shapes and dtypes of the features of points x, which may come from a user's kernel."""
+    name, heads = f"{type(kernel).__name__}.features", parameters.n_heads
     if not isinstance(features, Features):
         raise TypeError(f"{name}: expected kernels.Features(q, k, v), got {describe(features)}")
-    for letter in "qkv":
-        found = getattr(features, letter)
-        if found.ndim != points.ndim + 1 or found.shape[-2] != points.shape[-2]:
+    lead = (*x.shape[:-2], heads, x.shape[-2])
+    widths = {"k": features.q.shape[-1:], "v": parameters.value.shape[-2:-1], "b": ()}
+    for letter in "qkv" if features.b is None else "qkvb":
+        found: Tensor = getattr(features, letter)
+        if tuple(found.shape) != (*lead, *widths.get(letter, found.shape[-1:])):
+            wide = "" if letter == "b" else ", width"
+            per_head = "; numbers per head need a method head(index)" * (heads == 1)
             raise ValueError(
-                f"{name}: expected {letter} of shape (*batch, heads, {points.shape[-2]}, width), "
-                f"got {tuple(found.shape)}"
+                f"{name}: expected {letter} of shape (*batch, heads, {x.shape[-2]}{wide}) with "
+                f"heads = {heads}, one width of q and k and that of the values for v, got "
+                f"{tuple(found.shape)}{per_head}"
             )
+        if found.dtype != x.dtype:
+            raise TypeError(f"{name}: expected {letter} of {x.dtype}, got {found.dtype}")

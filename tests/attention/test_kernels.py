@@ -403,6 +403,11 @@ def test_a_turn_without_its_derivative_is_refused():
             r"q of shape .*heads, 5, width",
         ),
         (lambda q, k, v: kernels.Features(q, k.mT, v), ValueError, r"expected k of shape"),
+        (lambda q, k, v: kernels.Features(q[:1], k[:1], v), ValueError, r"q of .*got \(1, 5, "),
+        (lambda q, k, v: kernels.Features(q, k[..., :1], v), ValueError, r"k of .*one width"),
+        (lambda q, k, v: kernels.Features(q, k, v.repeat(1, 1, 2)), ValueError, r"v of shape"),
+        (lambda q, k, v: kernels.Features(q, k, v, k[0, :, 0]), ValueError, r"b of .*heads, 5\)"),
+        (lambda q, k, v: kernels.Features(q.float(), k, v), TypeError, r"q of torch.float64, got"),
     ],
 )
 def test_features_of_another_kind_or_shape_are_refused(made, error, words):

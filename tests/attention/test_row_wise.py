@@ -6,6 +6,7 @@ import copy
 import math
 import pickle
 
+import numpy as np
 import pytest
 import torch
 from torch.nn.functional import logsigmoid, softplus
@@ -263,3 +264,26 @@ def test_kernels_of_others_may_be_flat_or_undefined_further_out():
     mu = ParticleMeasure([[1e-2], [1.0], [30.0]])
     found, dense = local_lipschitz(layer, mu), local_lipschitz(lambda mu: layer(mu), mu)
     assert float(found.value) == pytest.approx(float(dense.value), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("log_psi", "words"),
+    [
+        (
+            lambda s: s[..., :1],
+            r"shape \(1, 2, 2\) and torch.float64, got Tensor of shape \(1, 2, 1\)",
+        ),
+        (lambda s: s.float(), "got Tensor of .* and torch.float32"),
+        (lambda s: s.new_tensor(0.0), "got Tensor and torch.float64"),
+        (lambda s: 0.0, "got 0.0"),
+        (lambda s: None, "got None"),
+        (lambda s, temperature: s, "expected a function of scores, .* missing 1 required"),
+        (lambda s: torch.from_numpy(np.tanh(s.numpy())), "which leaves torch"),
+    ],
+)
+def test_a_function_that_gives_no_number_for_each_score_is_refused(log_psi, words):
+    F = SelfAttention(
+        AttentionParameters.from_bilinear([[1.0]], [[1.0]]), normalization=RowWise(log_psi)
+    )
+    with pytest.raises(TypeError, match=f"log_psi.*: .*{words}"):
+        F.linearize(ParticleMeasure([[1.0], [2.0]]))
