@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from meanfield.checks import as_bool, as_float_tensor, name_of, without_autocast
+from meanfield.checks import as_bool, as_float_tensor, without_autocast
 from meanfield.habits import with_hints
 from meanfield.linalg import NormSolver
 from meanfield.maps.intervals import Intervals
@@ -83,11 +83,4 @@ def ball_upper(
         found = ball_bounds(F, mu, radii, splitting=splitting)
     else:
         found, _ = Intervals.of(F.stages, mu, solver).within(radii, splitting=splitting)
-    wanted = radii.shape[:-1]
-    try:
-        return found.upper.expand(wanted)
-    except RuntimeError as error:
-        raise ValueError(
-            f"ball_bounds of {name_of(F)}: expected bounds of shape {tuple(wanted)}, or what "
-            f"broadcasts to it, got {tuple(found.upper.shape)}"
-        ) from error
+    return found.upper.expand(radii.shape[:-1])

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import wraps
 from types import FunctionType
-from typing import NamedTuple, final
+from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor
 
-from meanfield.checks import name_of, without_autocast
+from meanfield.checks import describe, name_of, without_autocast
 from meanfield.errors import NoDerivativeError
 from meanfield.habits import Hinted, NoArithmetic, with_hints
 from meanfield.images import check_map
@@ -94,6 +95,52 @@ class BallBounds(NamedTuple):
         )
 
 
+def _local_upper(own: Callable[..., Any]) -> Callable[..., Tensor]:
+    """`Map.local_upper` of a subclass, its answer checked."""
+
+    @wraps(own)
+    def local_upper(self: Map, mu: ParticleMeasure) -> Tensor:
+        name = f"local_upper of {name_of(self)}"
+        return _as_bound(own(self, mu), mu, mu.batch_shape, name)
+
+    return local_upper
+
+
+def _ball_bounds(own: Callable[..., Any]) -> Callable[..., BallBounds]:
+    """`Map.ball_bounds` of a subclass, its answer checked."""
+
+    @wraps(own)
+    def ball_bounds(
+        self: Map, mu: ParticleMeasure, radii: Tensor | float, *, splitting: bool = True
+    ) -> BallBounds:
+        found, name = own(self, mu, radii, splitting=splitting), f"ball_bounds of {name_of(self)}"
+        if not isinstance(found, BallBounds):
+            raise TypeError(f"{name}: expected maps.BallBounds, got {describe(found)}")
+        moved = torch.as_tensor(radii, device=mu.device)
+        each = torch.broadcast_tensors(moved, mu.log_weights)[0].shape
+        shapes = (each[:-1], each[:-1], each[:-1], each)
+        fields = zip(found, shapes, BallBounds._fields, strict=True)
+        return BallBounds(*(_as_bound(b, mu, of, f"{part} of {name}") for b, of, part in fields))
+
+    return ball_bounds
+
+
+def _as_bound(bound: object, mu: ParticleMeasure, shape: torch.Size, name: str) -> Tensor:
+    """An upper bound of each measure in the dtype of μ, no smaller; ∞ where it is NaN."""
+    if not isinstance(bound, (int, float, Tensor)):
+        raise TypeError(f"{name}: expected a tensor, got {describe(bound)}")
+    given = torch.as_tensor(bound, device=mu.device)
+    kept = given.to(mu.dtype)
+    above = torch.nextafter(kept, kept.new_tensor(math.inf))
+    try:
+        return known(torch.where(kept < given, above, kept)).expand(shape)
+    except RuntimeError as error:
+        raise ValueError(
+            f"{name}: expected bounds of shape {tuple(shape)}, or what broadcasts to it, got "
+            f"{tuple(given.shape)}"
+        ) from error
+
+
 def known(bound: Tensor) -> Tensor:
     """The bound, ∞ where it is NaN."""
     return bound.nan_to_num(nan=math.inf, posinf=math.inf)
@@ -121,7 +168,8 @@ class Map(NoArithmetic, Hinted, ABC):
     """A map of measures F that can declare its properties, its derivative and its bounds.
 
     A subclass gives `__call__`; everything else has a default. What a subclass declares is taken
-    as true: nothing is checked at each call.
+    as true: of bounds nothing is checked but their shapes, and others than those are converted to
+    the dtype of the measure, upwards.
 
     Attributes:
         causal: whether F is masked: an atom depends only on atoms at earlier or equal positions.
@@ -165,9 +213,10 @@ class Map(NoArithmetic, Hinted, ABC):
             if name in vars(cls):
                 setattr(cls, name, without_autocast(vars(cls)[name]))
         # Bounds are the least of several, of which some have no gradient: that of a part is none.
-        for name in ("local_upper", "ball_bounds"):
+        for name, checked in (("local_upper", _local_upper), ("ball_bounds", _ball_bounds)):
             if name in vars(cls):
-                setattr(cls, name, torch.no_grad()(without_autocast(vars(cls)[name])))
+                own = torch.no_grad()(without_autocast(vars(cls)[name]))
+                setattr(cls, name, checked(own))
 
     @property
     def stages(self) -> tuple[Map, ...]:

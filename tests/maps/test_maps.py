@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import functools
+import math
 
 import pytest
 import torch
 
-from meanfield import Map, SelfAttention, linearize
+from meanfield import Map, ParticleMeasure, SelfAttention, bounds, linearize
 from meanfield.layers import Chain, Pointwise
 from meanfield.lipschitz import ball_upper, local_lipschitz
+from meanfield.maps import BallBounds
 from meanfield.maps.map import as_map
 from tests.maps import small_maps as small
 
@@ -92,3 +94,62 @@ def test_an_abstract_map_cannot_be_made():
     with pytest.raises(TypeError, match="abstract"):
         Map()
     assert Pointwise(torch.sin).particlewise
+
+
+class Declaring(Map):
+    """x ↦ 2x, with bounds as they are given."""
+
+    def __init__(self, upper, displacement=0.2):
+        self.upper, self.displacement = upper, displacement
+
+    def __call__(self, mu):
+        return mu.replace(2 * mu.points)
+
+    def local_upper(self, mu):
+        return self.upper
+
+    def ball_bounds(self, mu, radii, *, splitting=True):
+        if self.displacement is None:
+            return self.upper
+        return BallBounds(self.upper, 0.0, self.upper, self.displacement)
+
+
+MANY = ParticleMeasure(torch.zeros(2, 3, 1, dtype=F64))
+
+
+@pytest.mark.parametrize("upper", [2, 2.0, torch.tensor(2.0), torch.full((2,), 2.0, dtype=F64)])
+def test_declared_bounds_are_one_for_each_measure_in_its_dtype(upper, monkeypatch):
+    monkeypatch.setattr("meanfield.maps.map._FACTORED", 0)
+    F = Declaring(upper)
+    wanted = torch.full((2,), 2.0, dtype=F64)
+    for found in (bounds.local_upper(F, MANY), ball_upper(F, MANY, 0.1)):
+        torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+    torch.testing.assert_close(bounds.local_upper(Chain([F, F]), MANY), 2 * wanted)
+    assert F.ball_bounds(MANY, 0.1).displacement.shape == (2, 3)
+
+
+def test_a_declared_bound_is_not_rounded_down_in_single_precision():
+    mu, upper = MANY.to(torch.float32), 1 + 2.0**-30
+    found = Declaring(torch.tensor(upper, dtype=F64)).local_upper(mu)
+    assert found.dtype == torch.float32
+    assert bool((found.double() >= upper).all())
+    assert bool(Declaring(math.nan).local_upper(mu).isposinf().all())
+
+
+@pytest.mark.parametrize(
+    ("F", "error", "words"),
+    [
+        (Declaring(None), TypeError, "local_upper of Declaring: expected a tensor, got None"),
+        (Declaring(torch.ones(7)), ValueError, r"local_upper of .*\(2,\), or .*, got \(7,\)"),
+        (
+            Declaring((2.0, 0.0), None),
+            TypeError,
+            "ball_bounds of .*: expected maps.BallBounds, got",
+        ),
+        (Declaring(2.0, torch.ones(2)), ValueError, r"displacement of .*\(2, 3\), .* got \(2,\)"),
+    ],
+)
+def test_what_is_no_bound_is_refused(F, error, words, monkeypatch):
+    monkeypatch.setattr("meanfield.maps.map._FACTORED", 0)
+    with pytest.raises(error, match=words):
+        bounds.local_upper(F, MANY) if "local" in words else ball_upper(F, MANY, 0.1)
