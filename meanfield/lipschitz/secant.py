@@ -12,6 +12,7 @@ from torch import Tensor
 from meanfield.checks import as_bool, as_float_tensor, check_finite, check_same_kind
 from meanfield.images import check_map, image_of
 from meanfield.linalg.vectors import lengths
+from meanfield.maps.derivative_checks import check_repeats
 from meanfield.measures import MeasureMap, ParticleMeasure, check_measure, pushforward
 from meanfield.results.answers import Answer, labelled
 from meanfield.transport import TransportResult, solve_conditional_w2, solve_w2
@@ -59,7 +60,9 @@ def secant_ratio(
 
     Raises:
         ValueError: if the two are at distance 0 (or not provably apart), if only one is
-            positioned, or if their position marginals differ (d₂ = +∞).
+            positioned, or if their position marginals differ (d₂ = +∞); or if F gives another
+            image of μ when called again, as a module in training mode does, or none in finite
+            numbers.
     """
     check_map(F)
     is_positioned = check_measure(mu, "mu").is_positioned
@@ -78,6 +81,7 @@ def secant_ratio(
             "the conditional distance is infinite: the measures have different laws of positions"
         )
     images = image_of(F, mu), image_of(F, nu)
+    check_repeats(F, mu, images[0])
     numerator, off = solve(*images, **settings), _rounding_of(*images)
     return SecantRatio(
         value=numerator.value / denominator.value,

@@ -136,7 +136,7 @@ def _length(vectors: Tensor) -> float:
 @torch.no_grad()
 def check_repeats(F: MeasureMap, mu: ParticleMeasure, image: ParticleMeasure) -> None:
     """Refuse a map that gives another image when it is called again, or none in finite numbers."""
-    present = _present(mu)
+    present = _present(image)
     if not bool(torch.where(present, image.points, 0.0).isfinite().all()):
         raise ValueError(
             f"{name_of(F)}: expected a finite image, got one with NaN or infinite entries; "

@@ -21,7 +21,7 @@ from meanfield.lipschitz import (
     secant_ratio,
 )
 from meanfield.lipschitz.secant import euclidean_secant_ratio
-from meanfield.measures import ParticleMeasure
+from meanfield.measures import ParticleMeasure, split
 from meanfield.transport import solve_w2
 
 F64 = torch.float64
@@ -215,3 +215,21 @@ def test_a_direction_and_its_opposite_are_one():
     expected = torch.tensor([[-0.1, 0.7], [-0.7 * (1 + 1e-9), -0.1]], dtype=F64)
     for one in (v, -v):
         torch.testing.assert_close(comparison.oriented(one), expected)
+
+
+def test_a_map_that_draws_noise_or_leaves_the_numbers_has_no_secant():
+    mu = ParticleMeasure([[1.0, 2.0], [3.0, 4.0]])
+    nu, dropout = mu.replace(mu.points + 0.1), torch.nn.Dropout(0.5)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        with pytest.raises(ValueError, match="the same image of the same measure.*eval"):
+            secant_ratio(lambda m: m.replace(dropout(m.points)), mu, nu)
+    assert float(secant_ratio(lambda m: m.replace(dropout.eval()(m.points)), mu, nu)) == 1
+    with pytest.raises(ValueError, match="expected a finite image"):
+        secant_ratio(lambda m: m.replace(m.points.exp() ** 999), mu, nu)
+
+
+def test_a_map_may_change_how_many_atoms_there_are():
+    mu = ParticleMeasure([[1.0], [3.0]], weights=[0.0, 1.0])
+    found = secant_ratio(lambda m: split(m, 3), mu, mu.replace(mu.points + 0.5))
+    assert float(found) == pytest.approx(1.0, rel=1e-12)
