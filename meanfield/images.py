@@ -58,7 +58,13 @@ def kept_atoms(image: ParticleMeasure, mu: ParticleMeasure, name: str) -> Partic
 
     Raises:
         ValueError: it has others.
+        TypeError: it is in another dtype.
     """
+    if image.dtype != mu.dtype:
+        raise TypeError(
+            f"{name}: expected an image in the dtype of the measure, {mu.dtype}, got "
+            f"{image.dtype}; take module.double(), or mu.to(torch.float32)"
+        )
     lost = mu.positions is not None and image.positions is None
     pairs = [(image.log_weights, mu.log_weights)]
     if mu.positions is not None and image.positions is not None:

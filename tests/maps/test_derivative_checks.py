@@ -197,3 +197,9 @@ def test_means_without_weights_and_powers_of_weights_are_refused():
     for F in (powers, means, moving(lambda x: x.cumsum(-2))):
         with pytest.raises(ValueError, match=r"off by .* when atoms are stored in two parts"):
             local_lipschitz(F, measure())
+
+
+def test_an_image_in_another_dtype_is_refused():
+    mu = ParticleMeasure([[1.0], [2.0]])
+    with pytest.raises(TypeError, match="image in the dtype of the measure, torch.float64, got"):
+        linearize(lambda mu: mu.to(torch.float32), mu)
