@@ -117,7 +117,8 @@ def certify(
             value alone.
 
     Raises:
-        TypeError: no candidate, or a tolerance that is no number.
+        TypeError: no candidate, numbers in place of tensors, or in another dtype than the map's;
+            a tolerance that is no number.
         ValueError: vectors that have not length 1, another shape, a miss that is no probability.
         OverflowError: a product leaves the number range.
 
@@ -224,6 +225,8 @@ def _value_and_residual(
 
 
 def _per_map(values: Tensor, shape: torch.Size, name: str) -> Tensor:
+    if not isinstance(values, Tensor):
+        raise TypeError(f"{name}: expected a tensor, got {describe(values)}")
     try:
         return values.detach().expand(shape)
     except RuntimeError as error:
@@ -237,6 +240,8 @@ def _unit_vectors(linear_map: LinearMap, candidate: Candidate) -> Tensor:
     wanted, v = (*linear_map.batch_shape, *linear_map.in_shape), candidate.direction.detach()
     if tuple(v.shape) != wanted:
         raise ValueError(f"direction: expected shape {wanted}, got {tuple(v.shape)}")
+    if v.dtype != linear_map.dtype:
+        raise TypeError(f"direction: expected {linear_map.dtype}, got {v.dtype}")
     length, eps = lengths_in_range(v.flatten(-2)), torch.finfo(v.dtype).eps
     ends = torch.stack(length.aminmax()).tolist() if length.numel() else [1.0]
     farthest = max(ends, key=lambda end: abs(end - 1))

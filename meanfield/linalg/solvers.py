@@ -26,10 +26,11 @@ class NormSolver:
         >>> import torch
         >>> class Power(NormSolver):
         ...     def candidate(self, linear_map, rtol, upper_rtol):
-        ...         v = torch.ones(linear_map.in_shape, dtype=linear_map.dtype)
+        ...         shape = (*linear_map.batch_shape, *linear_map.in_shape)
+        ...         v = torch.ones(shape, dtype=linear_map.dtype)
         ...         for _ in range(100):
         ...             v = linear_map.rmatvec(linear_map.matvec(v))
-        ...             v = v / torch.linalg.vector_norm(v)
+        ...             v = v / torch.linalg.vector_norm(v, dim=(-2, -1), keepdim=True)
         ...         unknown = torch.tensor(torch.inf)  # it bounds nothing from above
         ...         return Candidate(v, upper=unknown, miss=1.0)
         >>> from meanfield.linalg import operator_norm

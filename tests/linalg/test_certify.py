@@ -87,6 +87,11 @@ def test_a_miss_that_is_no_probability_is_refused(miss):
         ({"candidate": RIGHT.direction}, "candidate: expected a Candidate"),
         ({"rtol": "abc"}, "rtol: expected a number"),
         ({"upper_rtol": -1.0}, "upper_rtol: expected a number"),
+        ({"candidate": replace(RIGHT, upper=3.0)}, "upper: expected a tensor, got 3.0"),
+        (
+            {"candidate": replace(RIGHT, direction=RIGHT.direction.float())},
+            "direction: expected torch.float64, got torch.float32",
+        ),
     ],
 )
 def test_what_is_no_candidate_and_no_tolerance_is_refused(given, message):
