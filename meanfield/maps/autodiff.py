@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from meanfield.checks import called, choice, name_of
+from meanfield.checks import called, choice, is_traced, name_of
 from meanfield.habits import Hinted
+from meanfield.images import image_of
 from meanfield.linalg import LinearMap
 from meanfield.linalg.vectors import one_thread, pushed_forward
 from meanfield.maps.derivative_checks import (
@@ -88,6 +89,43 @@ def linearize_by_autodiff(
     light_atoms = partial(check_light_atoms, name_of(F), mu, image, atoms)
     light_atoms()
     return Linearisation(atoms, field, light_atoms)
+
+
+def check_declared(
+    F: MeasureMap, mu: ParticleMeasure, found: Linearisation, geometry: str
+) -> None:
+    """Refuse a derivative that a map declares and that is not that of its values.
+
+    With weights it is compared where every atom is stored twice: what both copies move together
+    is about the atoms, what they move apart about the field. Without, n atoms stay n.
+    """
+    if is_traced(mu.points) or not mu.points.numel():
+        return
+    image = checked_image(F, mu)
+    check_repeats(F, mu, image)
+    if geometry == "euclidean":
+        check_derivative(F, mu, image, found.atoms.matvec, found.atoms.rmatvec)
+        return
+    check_weights(F, mu, image)
+    root = mu.weights.sqrt()[..., None]
+    if bool(((root == 0) & (mu.log_weights > -math.inf)[..., None]).any()):
+        return  # what light atoms would be divided by has underflowed
+    root = torch.where(root > 0, root, 1.0)
+
+    def along(vectors: Tensor) -> Tensor:
+        one, other = vectors.unflatten(-2, (mu.n_particles, 2)).unbind(-2)
+        together = found.atoms.matvec(root * (one + other) / 2) / root
+        apart = found.field.matvec((one - other)[..., None, :] / 2).squeeze(-2)
+        return torch.stack([together + apart, together - apart], -2).flatten(-3, -2)
+
+    def back(vectors: Tensor) -> Tensor:
+        one, other = vectors.unflatten(-2, (mu.n_particles, 2)).unbind(-2)
+        together = root * found.atoms.rmatvec((one + other) / root) / 2
+        apart = found.field.rmatvec((one - other)[..., None, :]).squeeze(-2) / 2
+        return torch.stack([together + apart, together - apart], -2).flatten(-3, -2)
+
+    doubled = split(mu)
+    check_derivative(F, doubled, image_of(F, doubled), along, back)
 
 
 def derivative_along(F: MeasureMap, mu: ParticleMeasure, displacement: Tensor) -> Tensor:

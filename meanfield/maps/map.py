@@ -25,7 +25,12 @@ from meanfield.images import check_map
 from meanfield.linalg import Certified, Dense, NormSolver, operator_norm
 from meanfield.linalg.evidence import proved
 from meanfield.linalg.norms import largest_block_norm
-from meanfield.maps.autodiff import Linearisation, check_geometry, linearize_by_autodiff
+from meanfield.maps.autodiff import (
+    Linearisation,
+    check_declared,
+    check_geometry,
+    linearize_by_autodiff,
+)
 from meanfield.measures import MeasureMap, ParticleMeasure, check_measure
 
 # Constants come from a factorisation up to this many coordinates n · d (half a second each), and
@@ -93,6 +98,20 @@ class BallBounds(NamedTuple):
             self.upper * first.upper,
             self.displacement,
         )
+
+
+def _linearisation(own: Callable[..., Linearisation]) -> Callable[..., Linearisation]:
+    """`Map.linearisation` of a class outside of the package, compared with the map's values."""
+
+    @wraps(own)
+    def linearisation(
+        self: Map, mu: ParticleMeasure, *, geometry: str = "euclidean"
+    ) -> Linearisation:
+        found = own(self, mu, geometry=geometry)
+        check_declared(self, mu, found, geometry)
+        return found
+
+    return linearisation
 
 
 def _local_upper(own: Callable[..., Any]) -> Callable[..., Tensor]:
@@ -167,9 +186,10 @@ class Gain(NamedTuple):
 class Map(NoArithmetic, Hinted, ABC):
     """A map of measures F that can declare its properties, its derivative and its bounds.
 
-    A subclass gives `__call__`; everything else has a default. What a subclass declares is taken
-    as true: of bounds nothing is checked but their shapes, and others than those are converted to
-    the dtype of the measure, upwards.
+    A subclass gives `__call__`; everything else has a default. A derivative that a subclass gives
+    is compared with difference quotients of its images at each call. What it declares besides is
+    taken as true: of bounds nothing is checked but their shapes, and others than those are
+    converted to the dtype of the measure, upwards.
 
     Attributes:
         causal: whether F is masked: an atom depends only on atoms at earlier or equal positions.
@@ -212,6 +232,9 @@ class Map(NoArithmetic, Hinted, ABC):
         for name in ("linearisation", "largest_logits"):
             if name in vars(cls):
                 setattr(cls, name, without_autocast(vars(cls)[name]))
+        gives = {"linearisation", "products"} & vars(cls).keys()
+        if gives and not cls.__module__.startswith("meanfield."):
+            cls.linearisation = _linearisation(cls.linearisation)  # type: ignore[method-assign]
         # Bounds are the least of several, of which some have no gradient: that of a part is none.
         for name, checked in (("local_upper", _local_upper), ("ball_bounds", _ball_bounds)):
             if name in vars(cls):

@@ -147,9 +147,11 @@ class TwoSpectra(Map):
         self.whole, self.apart = whole, apart
 
     def __call__(self, mu):
-        return mu
+        own = self.apart * mu.points
+        return mu.replace(own + (self.whole - self.apart) * mu.mean()[..., None, :])
 
     def linearisation(self, mu, *, geometry="euclidean"):
+        """Of one atom."""
         every = torch.full(mu.points.shape, self.whole, dtype=F64)
         return Linearisation(
             LinearMap.diagonal(every), LinearMap.diagonal(self.apart.expand(1, 1, -1))

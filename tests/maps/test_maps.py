@@ -10,8 +10,10 @@ import torch
 
 from meanfield import Map, ParticleMeasure, SelfAttention, bounds, linearize
 from meanfield.layers import Chain, Pointwise
+from meanfield.linalg import LinearMap
 from meanfield.lipschitz import ball_upper, local_lipschitz
-from meanfield.maps import BallBounds
+from meanfield.maps import BallBounds, Linearisation
+from meanfield.maps.autodiff import linearize_by_autodiff
 from meanfield.maps.map import as_map
 from tests.maps import small_maps as small
 
@@ -153,3 +155,112 @@ def test_what_is_no_bound_is_refused(F, error, words, monkeypatch):
     monkeypatch.setattr("meanfield.maps.map._FACTORED", 0)
     with pytest.raises(error, match=words):
         bounds.local_upper(F, MANY) if "local" in words else ball_upper(F, MANY, 0.1)
+
+
+W = torch.tensor([[1.0, 2.0], [-0.5, 0.3]], dtype=F64)
+Z = torch.tensor([[0.1, 0.7], [0.2, -0.4]], dtype=F64)
+
+
+class Drifting(Map):
+    """x ↦ Wx + Z m, m the mean: Wε + Z Σ aⱼεⱼ, and W at one atom; each part may be a lie."""
+
+    def __init__(self, lie=None):
+        self.lie = lie
+
+    def __call__(self, mu):
+        return mu.replace(mu.points @ W.mT + (mu.mean() @ Z.mT)[..., None, :])
+
+    def linearisation(self, mu, *, geometry="euclidean"):
+        a, lie = mu.weights[..., None], self.lie
+        is_weighted = geometry == "wasserstein" and lie != "geometry"
+        root = torch.where(a > 0, a.sqrt(), 1.0) if is_weighted else torch.ones_like(a)
+        own = W.mT if lie == "transposed" else W
+        push = 2 * Z if lie == "others" else Z
+        pull = Z.mT if lie == "backwards" else Z
+
+        def matvec(eps):
+            mean = (a * eps / root).sum(-2, keepdim=True)
+            return eps @ own.mT + root * (mean @ push.mT)
+
+        def rmatvec(zeta):
+            return zeta @ own + a / root * ((root * zeta).sum(-2, keepdim=True) @ pull)
+
+        apart = own + Z if lie == "field" else own
+        field = apart.expand(*mu.points.shape[:-1], 1, *apart.shape)
+        return Linearisation(LinearMap.of(mu.points, matvec, rmatvec), LinearMap.pointwise(field))
+
+
+LIES = ["transposed", "others", "backwards", "geometry", "field"]
+UNEQUAL = ParticleMeasure([[1.0, 0.2], [-0.3, 0.4], [0.0, 2.0]], [0.1, 0.3, 0.6])
+
+
+@pytest.mark.parametrize("geometry", ["wasserstein", "euclidean"])
+@pytest.mark.parametrize("lie", LIES)
+def test_a_declared_derivative_is_compared_with_the_values_of_the_map(lie, geometry):
+    for F in (Drifting(lie), Chain([Pointwise(torch.sin), Drifting(lie)])):
+        if geometry == "euclidean" and lie in ("geometry", "field"):
+            linearize(F, UNEQUAL, geometry=geometry)  # neither counts
+            continue
+        with pytest.raises(ValueError, match="Drifting: (expected a map whose|its forward and)"):
+            linearize(F, UNEQUAL, geometry=geometry)
+
+
+@pytest.mark.parametrize("kind", [F64, torch.float32])
+def test_a_declared_derivative_that_is_right_is_taken(kind, monkeypatch):
+    mu, honest = UNEQUAL.to(kind), lambda mu: Drifting()(mu)
+    monkeypatch.setattr(f"{__name__}.W", W.to(kind))
+    monkeypatch.setattr(f"{__name__}.Z", Z.to(kind))
+    light = ParticleMeasure(mu.points, log_weights=torch.tensor([-1e4, -900.0, 0.0], dtype=kind))
+    absent = ParticleMeasure(mu.points, [0.0, 0.5, 0.5])
+    for nu in (mu, light, absent, mu.replace(0 * mu.points)):
+        for geometry in ("wasserstein", "euclidean"):
+            found = linearize(Drifting(), nu, geometry=geometry)
+            if nu is mu:
+                known = linearize(honest, nu, geometry=geometry)
+                for one, other in ((found.atoms, known.atoms), (found.field, known.field)):
+                    torch.testing.assert_close(one.to_dense(), other.to_dense())
+
+
+class Said(Map):
+    """A function of measures, whose automatic derivative is declared."""
+
+    def __init__(self, function):
+        self.function = function
+
+    def __call__(self, mu):
+        return mu.replace(self.function(mu))
+
+    def linearisation(self, mu, *, geometry="euclidean"):
+        return Linearisation(*(part(mu, geometry) for part in (self.atoms, self.field)))
+
+    def atoms(self, mu, geometry):
+        return linearize_by_autodiff(Drifting(), mu, geometry=geometry).atoms
+
+    def field(self, mu, geometry):
+        return linearize_by_autodiff(Drifting(), mu).field
+
+
+def test_a_map_with_a_derivative_of_its_own_is_a_map_of_measures_all_the_same():
+    drifting, noise = Drifting(), torch.nn.Dropout(0.5)
+    light = ParticleMeasure(
+        UNEQUAL.points, log_weights=torch.tensor([-800.0, math.log(0.4), math.log(0.6)])
+    )
+    for mu in (UNEQUAL, light):  # of the light atom the weight is 0 in double precision
+        linearize(Said(lambda mu: drifting(mu).points), mu, geometry="wasserstein")
+    plain = Said(lambda mu: mu.points @ W.mT + (mu.points.mean(-2, keepdim=True) @ Z.mT))
+    uniform = ParticleMeasure(UNEQUAL.points)
+    with pytest.raises(ValueError, match="an image that depends on the measure alone"):
+        linearize(plain, uniform, geometry="wasserstein")
+    linearize(plain, uniform)
+    with pytest.raises(ValueError, match="the same image of the same measure"):
+        linearize(Said(lambda mu: noise(drifting(mu).points)), UNEQUAL)
+
+
+def test_a_derivative_is_not_compared_where_there_is_nothing_to_look_at():
+    points = torch.stack([UNEQUAL.points, 2 * UNEQUAL.points])
+
+    def pushed(x):
+        return linearize(Drifting(), ParticleMeasure(x)).atoms.matvec(x)
+
+    torch.testing.assert_close(torch.func.vmap(pushed)(points), pushed(points))
+    assert pushed(points[:0]).shape == (0, 3, 2)
