@@ -50,6 +50,17 @@ class Settings:
     seed: int = setting(0, "seed of the draws")
 
 
+def resolve(s: Settings) -> Settings:
+    """The same settings.
+
+    Raises:
+        ValueError: no time, or one before the start.
+    """
+    if not s.times or s.times[0] < 0:
+        raise ValueError(f"times: expected increasing numbers from 0 on, got {list(s.times)}")
+    return s
+
+
 def measure(
     s: Settings, dim: int, n_particles: int, repetition: int, generator: torch.Generator
 ) -> dict[str, Any]:
@@ -60,9 +71,10 @@ def measure(
     F = SelfAttention(AttentionParameters.from_bilinear(A, V))
     how: Any = {"method": "rk4", "step": s.step, "constraint": "sphere"}
     starts = (sampling.sphere(n, dim, generator=generator) for n in (n_particles, s.n_many))
-    few, many = (dynamics.flow(F, ParticleMeasure(x), s.times, **how) for x in starts)
+    ahead = [0.0] * (s.times[0] > 0)  # a flow starts at the first of its times
+    few, many = (dynamics.flow(F, ParticleMeasure(x), [*ahead, *s.times], **how) for x in starts)
     rows = []
-    for k in range(len(s.times)):
+    for k in range(len(ahead), len(ahead) + len(s.times)):
         mu, nu = dynamics.measure_at(few, k), dynamics.measure_at(many, k)
         gap = float(torch.linalg.vector_norm(mu.mean() - nu.mean()))
         rows.append(solve_w2(mu, nu, rtol=1e-4).values("w2", *_ENDS) | {"mean_error": gap})
@@ -75,7 +87,7 @@ def slopes(ds: xr.Dataset, *, ax: Axes) -> Axes:
     for colour, dim, rows in by_level(ds, "dim"):
         mean = rows.groupby("n_particles").mean()
         # Not round: those follow the colours.
-        for k, mark in ((0, "v"), (-1, "s")):
+        for k, mark in ((0, "v"), (-1, "s"))[: ds.sizes["time"]]:
             at, when = mean.isel(time=k), f"d = {dim}, t = {spelled(levels(ds, 'time'))[k]}"
             label = f"W₂, {when}{_slope(at, 'w2')}"
             curve(ax, at, "n_particles", "w2", f"{mark}-", color=colour, label=label)
@@ -104,5 +116,6 @@ EXPERIMENT = Experiment(
         ),
         Variable("mean_error", "distance of the means", dims=("time",)),
     ],
+    resolve=resolve,
     figures={"slopes": slopes},
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -68,3 +70,14 @@ def test_more_samples_are_closer_to_the_mean_field_at_any_depth(made):
     np.testing.assert_allclose(first.get_ydata(), mean.w2.isel(time=0), rtol=1e-12)
     assert (ds.w2_lower <= ds.w2).all()
     assert (ds.w2 <= ds.w2_upper).all()
+
+
+def test_depths_are_counted_from_the_start_whichever_are_asked_for(made):
+    ds, tiny = made(mean_field_limit), TINY[mean_field_limit]
+    late = mean_field_limit.EXPERIMENT.run(replace(tiny, times=(0.5,)), progress=False)
+    np.testing.assert_allclose(late.w2.sel(time=0.5), ds.w2.sel(time=0.5), rtol=1e-9)
+    labels = mean_field_limit.slopes(late).get_legend_handles_labels()[1]
+    assert labels == ["W₂, d = 3, t = 0.5", "means, d = 3, t = 0.5"]
+    for times in ((), (-1.0, 0.0)):
+        with pytest.raises(ValueError, match="times: expected increasing numbers from 0 on"):
+            mean_field_limit.EXPERIMENT.run(replace(tiny, times=times), progress=False)
