@@ -3,7 +3,8 @@
 [CAP24] Theorems 3.7 and 4.5. If each query has one key of largest score, attention at λX turns
 into a choice as λ → ∞, and ‖Df(λX)‖ → ‖V‖ √(largest number of queries that choose one key). On
 the way the constant may be much larger: where a query is torn between two keys at distance λδ,
-the covariance of what it sees grows like λ²δ². `gap` sets how nearly tied the last query is.
+the covariance of what it sees grows like λ²δ². `gap` sets how nearly tied the last query is; at a
+tie, gap 0, there is no limit and it grows for ever.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ def measure(s: Settings, scale: float, gap: float, causal: bool) -> dict[str, An
     best, chosen = scores.topk(2)
     return {
         **constant.values("constant"),
-        "limit": math.sqrt(int(torch.bincount(chosen[:, 0]).max())),
+        "limit": math.sqrt(int(torch.bincount(chosen[:, 0]).max())) if gap else math.nan,
         "ceiling": math.sqrt(s.n_tokens),
         "smallest_gap": scale**2 * float((best[:, 0] - best[:, 1]).min()),
     }
@@ -130,7 +131,7 @@ EXPERIMENT = Experiment(
     Settings(),
     [
         *LocalLipschitz.columns("constant", words="local Lipschitz constant ‖Df(λX)‖"),
-        Variable("limit", "‖V‖ √(largest number of queries that share a key)"),
+        Variable("limit", "‖V‖ √(largest number of queries that share a key) (NaN: a tie)"),
         Variable("ceiling", "‖V‖ √n"),
         Variable("smallest_gap", "smallest gap between the two best scores of a query at λ"),
     ],

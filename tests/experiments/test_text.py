@@ -643,6 +643,14 @@ def test_far_out_the_constant_is_its_limit_and_near_ties_it_is_far_above(dataset
     assert (ds.constant.values[tied] > 3 * ds.ceiling.values[tied]).all()
 
 
+def test_at_a_tie_the_constant_grows_and_has_no_limit():
+    settings = replace(large_radius.EXPERIMENT.quick, gaps=(0.0, 1.0), scales=(10.0, 100.0))
+    ds = large_radius.EXPERIMENT.run(settings, progress=False)
+    tied = ds.gap.values == 0
+    assert (ds.constant.values[tied & (ds.scale == 100.0)] > 1e3).all()
+    assert (np.isnan(ds.limit.values) == tied).all()
+
+
 @pytest.mark.slow
 def test_random_gpt2_gives_the_curve_that_the_paper_draws():
     transformers = pytest.importorskip("transformers")
