@@ -3,8 +3,8 @@
 With Q = K = V = I and d = 2: the largest local constant that a search over two or more atoms and
 their weights finds in the ball of radius R, for dot products (with the sign of A that is worst),
 L2 attention, scaled cosines and capped scores. Dot products grow as e^{R²}, L2 attention as R²
-(this package), capped scores no faster than a multiple of 1 + R²; cosines see directions alone,
-and their slope is without bound near the origin.
+(this package), capped scores no faster than a multiple of 1 + R². Cosines are 5⟨x, y⟩ over
+√(‖x‖² + 1)√(‖y‖² + 1): without the ones their slope is without bound near the origin.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class Settings:
     steps: tuple[float, ...] = along(
         "step",
         (1.0, 0.3, 0.1, 0.03, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6),
-        "root-mean-square displacement over R",
+        "root-mean-square displacement over max ‖xᵢ‖ (an atom split: of its halves)",
         quick=(1.0, 0.1, 1e-2, 1e-4, 1e-6),
     )
     seed: int = setting(0, "seed of the clouds")

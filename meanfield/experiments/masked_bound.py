@@ -2,8 +2,9 @@
 
 No: at A = 0 masked attention is a running mean, whose norm tends to Hardy's 2 and not to 1. Over
 n and the size c = ‖A‖R² this sweep has the largest local constant found on masked sequences and
-weighted masked clouds, beside the unmasked constants, ‖V‖(1+3c)e^{2c} ([CAP24] Theorem 3.5) and
-the sharp one, and the masked bounds (this package): for all measures, and for n uniform tokens.
+weighted masked clouds, beside the bounds of plain attention, ‖V‖(1+3c)e^{2c} ([CAP24] Theorem
+3.5) and this package's, and the masked bounds (this package): for all measures, and for n uniform
+tokens.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ EXPERIMENT = Experiment(
     [
         *LocalLipschitz.columns("largest", words="largest local constant found, masked"),
         Variable("unmasked_bound", "the constant of Theorem 3.5, plain attention"),
-        Variable("unmasked_sharp", "the sharp constant of plain attention"),
+        Variable("unmasked_sharp", "upper bound, plain attention, all measures"),
         Variable("hardy_bound", "upper bound, masked, all measures"),
         Variable("tokens_bound", "upper bound, masked, n uniform tokens"),
     ],

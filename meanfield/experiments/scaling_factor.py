@@ -28,11 +28,9 @@ __all__ = ["EXPERIMENT", "Settings"]
 
 @dataclass(frozen=True)
 class Settings(inputs.OfText):
-    """What the sweep runs over."""
+    """What the sweep runs over. No `layers` stand for all."""
 
-    layers: tuple[int, ...] = over(
-        "layer", (), "attention layer, from 0; all if there are none", quick=()
-    )
+    layers: tuple[int, ...] = over("layer", (), "attention layer, from 0", quick=())
     n_tokens: int = setting(64, "length of the windows", quick=8)
     n_windows: int = along("window", 5, "window of the text", quick=2)
     causal: bool = setting(False, "whether attention is masked; GPT-2 always is")

@@ -260,7 +260,11 @@ _VARIABLES = (
         words="Wasserstein secant along the worst direction",
         dims=("step",),
     ),
-    Variable("splitting_secant", "Wasserstein secant, the worst atom split", dims=("step",)),
+    Variable(
+        "splitting_secant",
+        "Wasserstein secant, the worst atom split into halves at ± step · R",
+        dims=("step",),
+    ),
     Variable("two_dirac_entry", "heavy-light entry, lower bound of the particle component"),
     *LocalLipschitz.columns(
         "interleaved", words="local constant with atoms at many scales of position (masked)"

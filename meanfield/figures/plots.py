@@ -262,7 +262,7 @@ def secants(causal: bool, rows: Rows, *, split: bool = False) -> Chart:
         by="n_tokens",
         rows=rows,
         log="x",
-        xlabel="step: displacement / R",
+        xlabel=r"step: displacement / $\max_i\|x_i\|$",
         ylabel="secant ratio / Euclidean constant",
     )
 
