@@ -21,7 +21,7 @@ from torch import Tensor
 
 from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, bounds, local_lipschitz
 from meanfield.attention import kernels
-from meanfield.checks import choice
+from meanfield.checks import choice, count, number
 from meanfield.experiments.experiment import Experiment
 from meanfield.experiments.settings import over, setting
 from meanfield.figures.charts import Chart, Curve, Formula
@@ -48,6 +48,23 @@ class Settings:
     n_heads: int = setting(4, "number of heads H", quick=1)
     batch: int = setting(16, "inputs per case", quick=4)
     seed: int = setting(0, "seed of the matrices and the inputs")
+
+
+def resolve(s: Settings) -> Settings:
+    """The same settings.
+
+    Raises:
+        ValueError: heads that do not divide the dimension, no token but the one at the origin, no
+            spread, a factor that is not between 0 and 1.
+    """
+    count(s.n_tokens, "n_tokens", least=2)
+    if s.n_heads < 1 or s.dim % s.n_heads:
+        raise ValueError(f"n_heads: expected a divisor of dim = {s.dim}, got {s.n_heads}")
+    for spread in s.spreads:
+        number(spread, "spreads", above=0)
+    for factor in s.factors:
+        number(factor, "factors", above=0, below=1)
+    return s
 
 
 def layer(s: Settings) -> AttentionParameters:
@@ -117,11 +134,11 @@ def _predicted(first: float, factor: float) -> float:
 
 
 def _of_kernel(kernel: str, fmt: str) -> Curve:
-    """The error of a kernel against the step, as far as it is finite."""
+    """The error of a kernel, if it is there, against the step, as far as it is finite."""
 
     def rows(ds: Any) -> Any:
-        case = select(ds, kernel=kernel).isel(case=0)
-        return case.assign(error=case.error.where(np.isfinite(case.error)))
+        cases = ds.isel(case=np.flatnonzero(ds.kernel == kernel))
+        return cases.assign(error=cases.error.where(np.isfinite(cases.error)))
 
     return Curve("error", f"{kernel.replace('l2', 'L2')}, c = {{factor}}", fmt, rows=rows)
 
@@ -160,6 +177,7 @@ EXPERIMENT = Experiment(
         Variable("steps_measured", "steps to 1e-12 that the measured constant predicts"),
         Variable("steps_taken", "steps to 1e-12 by the certified residual (NaN if never)"),
     ],
+    resolve=resolve,
     coords={Variable("step", "steps k"): range(_STEPS + 1)},
     figures={"error": ERRORS},
 )

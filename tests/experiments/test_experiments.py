@@ -189,6 +189,14 @@ def test_l2_attention_is_inverted_and_dot_products_are_refuted_where_they_fail()
     assert (lost.steepness > 1).all()
 
 
+@pytest.mark.parametrize("kernel", ["l2", "dot product"])
+def test_the_errors_of_one_kernel_are_drawn_without_the_other(kernel):
+    settings = replace(inversion.EXPERIMENT.quick, kernels=(kernel,), factors=(0.5,))
+    ax = inversion.ERRORS(inversion.EXPERIMENT.run(settings, progress=False))
+    labels = ax.get_legend_handles_labels()[1]
+    assert labels == [f"{kernel.replace('l2', 'L2')}, c = 0.5", "$c^k$"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_quick_runs_are_complete_and_drawn(name, tmp_path):
@@ -222,6 +230,10 @@ def test_an_experiment_of_the_library_is_pickled_by_name_and_a_changed_one_is_no
     [
         ("l2-tightness", {"shapes": ((1, 2),)}, "shapes: expected pairs"),
         ("l2-tightness", {"shapes": (4,)}, "shapes: expected pairs"),
+        ("inversion", {"n_heads": 3}, "n_heads: expected a divisor of dim = 4, got 3"),
+        ("inversion", {"n_tokens": 1}, "n_tokens: expected"),
+        ("inversion", {"spreads": (1.0, 0.0)}, "spreads: expected"),
+        ("inversion", {"factors": (0.5, 1.0)}, "factors: expected"),
         ("two-dirac", {"gamma": 0.0}, "gamma: expected"),
         ("two-dirac", {"split_radii": (0.0,)}, "split_radii: expected"),
     ],
