@@ -88,6 +88,8 @@ def resolve(s: Settings) -> Settings:
             f"{source.architecture}; the scripts know no others (map='attention' takes any)"
         )
     if s.inputs != "text":
+        if s.head not in range(source.n_heads):
+            raise ValueError(f"head: expected one of 0..{source.n_heads - 1}, got {s.head}")
         s = replace(s, text=inputs.RANDOM_TEXT, n_windows=1, dropout=False)
     return inputs.pinned(s, causal=source.causal)
 

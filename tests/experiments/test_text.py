@@ -485,6 +485,15 @@ def adversarial_tokens(source, kind, n, radius):
     return np.stack([u, *[u / 2 if far else -u] * (n - 1)])
 
 
+@pytest.mark.parametrize("head", [-1, 3])
+@pytest.mark.parametrize("kind", ["head", "rows"])
+def test_the_worst_case_is_of_a_head_that_is_there(folder, kind, head):
+    released = load("released_code")
+    settings = released.Settings(str(folder / "gpt2"), inputs=kind, head=head, layers=(1,))
+    with pytest.raises(ValueError, match=rf"head: expected one of 0\.\.2, got {head}"):
+        released.EXPERIMENT.plan(settings)
+
+
 def test_the_dropout_of_the_scripts_and_word_0_change_the_random_gpt2(folder):
     released = load("released_code")
     found = []
