@@ -17,6 +17,7 @@ from meanfield.images import image_of
 from meanfield.linalg import LinearMap
 from meanfield.linalg.vectors import one_thread, pushed_forward
 from meanfield.maps.derivative_checks import (
+    Product,
     check_derivative,
     check_light_atoms,
     check_repeats,
@@ -92,19 +93,30 @@ def linearize_by_autodiff(
 
 
 def check_declared(
-    F: MeasureMap, mu: ParticleMeasure, found: Linearisation, geometry: str
+    F: MeasureMap, mu: ParticleMeasure, found: Linearisation, geometry: str, *, particlewise: bool
 ) -> None:
     """Refuse a derivative that a map declares and that is not that of its values.
 
     With weights it is compared where every atom is stored twice: what both copies move together
-    is about the atoms, what they move apart about the field. Without, n atoms stay n.
+    is about the atoms, what they move apart about the field. Where each atom moves alone, or
+    without weights, n atoms stay n.
     """
     if is_traced(mu.points) or not mu.points.numel():
         return
     image = checked_image(F, mu)
     check_repeats(F, mu, image)
-    if geometry == "euclidean":
-        check_derivative(F, mu, image, found.atoms.matvec, found.atoms.rmatvec)
+    atoms, field = found.atoms, found.field
+
+    def push(vectors: Tensor) -> Tensor:
+        return field.matvec(vectors[..., None, :]).squeeze(-2)
+
+    def pull(vectors: Tensor) -> Tensor:
+        return field.rmatvec(vectors[..., None, :]).squeeze(-2)
+
+    if particlewise or geometry == "euclidean":
+        check_derivative(F, mu, image, atoms.matvec, atoms.rmatvec)
+        if particlewise:
+            check_derivative(F, mu, image, push, pull)
         return
     check_weights(F, mu, image)
     root = mu.weights.sqrt()[..., None]
@@ -112,20 +124,20 @@ def check_declared(
         return  # what light atoms would be divided by has underflowed
     root = torch.where(root > 0, root, 1.0)
 
-    def along(vectors: Tensor) -> Tensor:
-        one, other = vectors.unflatten(-2, (mu.n_particles, 2)).unbind(-2)
-        together = found.atoms.matvec(root * (one + other) / 2) / root
-        apart = found.field.matvec((one - other)[..., None, :] / 2).squeeze(-2)
-        return torch.stack([together + apart, together - apart], -2).flatten(-3, -2)
+    def copies(product: Product, apart: Product) -> Product:
+        """A product on atoms stored twice, by that of what moves together and of what does not."""
 
-    def back(vectors: Tensor) -> Tensor:
-        one, other = vectors.unflatten(-2, (mu.n_particles, 2)).unbind(-2)
-        together = root * found.atoms.rmatvec((one + other) / root) / 2
-        apart = found.field.rmatvec((one - other)[..., None, :]).squeeze(-2) / 2
-        return torch.stack([together + apart, together - apart], -2).flatten(-3, -2)
+        def doubled(vectors: Tensor) -> Tensor:
+            one, other = vectors.unflatten(-2, (mu.n_particles, 2)).unbind(-2)
+            same, opposite = product((one + other) / 2), apart((one - other) / 2)
+            return torch.stack([same + opposite, same - opposite], -2).flatten(-3, -2)
 
+        return doubled
+
+    forward = copies(lambda eps: atoms.matvec(root * eps) / root, push)
+    backward = copies(lambda zeta: root * atoms.rmatvec(zeta / root), pull)
     doubled = split(mu)
-    check_derivative(F, doubled, image_of(F, doubled), along, back)
+    check_derivative(F, doubled, image_of(F, doubled), forward, backward)
 
 
 def derivative_along(F: MeasureMap, mu: ParticleMeasure, displacement: Tensor) -> Tensor:

@@ -108,7 +108,7 @@ def _linearisation(own: Callable[..., Linearisation]) -> Callable[..., Linearisa
         self: Map, mu: ParticleMeasure, *, geometry: str = "euclidean"
     ) -> Linearisation:
         found = own(self, mu, geometry=geometry)
-        check_declared(self, mu, found, geometry)
+        check_declared(self, mu, found, geometry, particlewise=self.particlewise)
         return found
 
     return linearisation

@@ -264,3 +264,30 @@ def test_a_derivative_is_not_compared_where_there_is_nothing_to_look_at():
 
     torch.testing.assert_close(torch.func.vmap(pushed)(points), pushed(points))
     assert pushed(points[:0]).shape == (0, 3, 2)
+
+
+class Placed(Map):
+    """x ↦ Wx + b, b an offset for each of three places, as of positional embeddings."""
+
+    particlewise = True
+
+    def __init__(self, atoms=W, field=W, mean=0.0):
+        self.parts, self.mean = (atoms, field), mean
+
+    def __call__(self, mu):
+        offsets = torch.arange(6, dtype=F64).reshape(3, 2) + self.mean * mu.mean()[..., None, :]
+        return mu.replace(mu.points @ W.mT + offsets)
+
+    def linearisation(self, mu, *, geometry="euclidean"):
+        atoms, field = (part.expand(3, 1, 2, 2) for part in self.parts)
+        own = LinearMap.pointwise(atoms)
+        at_once = [lambda t, f=f: f(t[..., None, :])[..., 0, :] for f in (own.matvec, own.rmatvec)]
+        return Linearisation(LinearMap.of(mu.points, *at_once), LinearMap.pointwise(field))
+
+
+@pytest.mark.parametrize("geometry", ["wasserstein", "euclidean"])
+def test_a_map_of_each_atom_alone_is_compared_as_it_is(geometry):
+    linearize(Placed(), UNEQUAL, geometry=geometry)  # which takes no six atoms
+    for lie in (Placed(atoms=W.mT), Placed(field=2 * W), Placed(mean=0.5)):
+        with pytest.raises(ValueError, match="Placed: expected a map whose derivative"):
+            linearize(lie, UNEQUAL, geometry=geometry)
