@@ -342,7 +342,7 @@ def test_a_declared_derivative_that_is_not_that_of_the_map_is_refused(monkeypatc
     x = draw(N, D).requires_grad_()
     with pytest.raises(ValueError, match="Liar: expected a map whose derivative is that of its"):
         local_lipschitz(Liar(1.001), ParticleMeasure(x))
-    monkeypatch.setattr("meanfield.maps.map.check_declared", lambda *_: None)
+    monkeypatch.setattr("meanfield.maps.map.check_declared", lambda *_, **__: None)
     value = local_lipschitz(Liar(1.001), ParticleMeasure(x)).value
     with pytest.raises(ValueError, match="check the linearisation"):
         value.backward()
