@@ -148,7 +148,8 @@ def _as_bound(bound: object, mu: ParticleMeasure, shape: torch.Size, name: str) 
     """An upper bound of each measure in the dtype of μ, no smaller; ∞ where it is NaN."""
     if not isinstance(bound, (int, float, Tensor)):
         raise TypeError(f"{name}: expected a tensor, got {describe(bound)}")
-    given = torch.as_tensor(bound, device=mu.device)
+    kind = bound.dtype if isinstance(bound, Tensor) else torch.float64
+    given = torch.as_tensor(bound, dtype=kind, device=mu.device)
     kept = given.to(mu.dtype)
     above = torch.nextafter(kept, kept.new_tensor(math.inf))
     try:

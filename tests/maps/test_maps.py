@@ -135,6 +135,7 @@ def test_a_declared_bound_is_not_rounded_down_in_single_precision():
     found = Declaring(torch.tensor(upper, dtype=F64)).local_upper(mu)
     assert found.dtype == torch.float32
     assert bool((found.double() >= upper).all())
+    assert Declaring(2.1).local_upper(MANY).tolist() == [2.1, 2.1]  # 2.0999999 in float32
     assert bool(Declaring(math.nan).local_upper(mu).isposinf().all())
 
 
