@@ -229,13 +229,13 @@ class Map(NoArithmetic, Hinted, ABC):
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
+        gives = {"linearisation", "products"} & vars(cls).keys()
+        if gives and not cls.__module__.startswith("meanfield."):
+            cls.linearisation = _linearisation(cls.linearisation)  # type: ignore[method-assign]
         # What a map says of itself is about the numbers that come in, whatever autocast makes.
         for name in ("linearisation", "largest_logits"):
             if name in vars(cls):
                 setattr(cls, name, without_autocast(vars(cls)[name]))
-        gives = {"linearisation", "products"} & vars(cls).keys()
-        if gives and not cls.__module__.startswith("meanfield."):
-            cls.linearisation = _linearisation(cls.linearisation)  # type: ignore[method-assign]
         # Bounds are the least of several, of which some have no gradient: that of a part is none.
         for name, checked in (("local_upper", _local_upper), ("ball_bounds", _ball_bounds)):
             if name in vars(cls):

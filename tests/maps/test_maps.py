@@ -191,6 +191,17 @@ class Drifting(Map):
         return Linearisation(LinearMap.of(mu.points, matvec, rmatvec), LinearMap.pointwise(field))
 
 
+def test_a_declared_derivative_is_compared_in_the_precision_of_its_numbers(monkeypatch):
+    """Under autocast the images would be of 8 bits."""
+    monkeypatch.setattr(f"{__name__}.W", W.float())
+    monkeypatch.setattr(f"{__name__}.Z", Z.float())
+    mu = UNEQUAL.to(torch.float32)
+    known = Drifting().linearisation(mu, geometry="wasserstein").atoms.to_dense()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = Drifting().linearisation(mu, geometry="wasserstein").atoms.to_dense()
+    torch.testing.assert_close(found, known, rtol=1e-5, atol=1e-6)
+
+
 LIES = ["transposed", "others", "backwards", "geometry", "field"]
 UNEQUAL = ParticleMeasure([[1.0, 0.2], [-0.3, 0.4], [0.0, 2.0]], [0.1, 0.3, 0.6])
 
