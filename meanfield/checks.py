@@ -298,6 +298,11 @@ def is_single(value: Any) -> bool:
     return str(getattr(value, "dtype", "")).removeprefix("torch.") == "float32"
 
 
+def length_rounding(points: Any) -> float:
+    """How much longer than they are, relatively, rounding may make points of a sphere."""
+    return 8 * float(np.finfo(np.float32).eps) if is_single(points) else 1e-9
+
+
 def as_path(value: Any, name: str = "path") -> Path:
     """The path that a text or an `os.PathLike` names; "~" is the user's own folder.
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from meanfield.bounds.layer import Layer
 from meanfield.bounds.statements import BoundRow, Question
 from meanfield.bounds.theorem_list import statements
-from meanfield.checks import count, is_single, number
+from meanfield.checks import count, length_rounding, number
 from meanfield.habits import with_hints
 from meanfield.html import html_table
 from meanfield.results.answers import Answer, labelled
@@ -157,7 +157,7 @@ def _in_ball(points: Any, radius: float, n: int | None) -> ParticleMeasure:
     if n not in (None, mu.n_particles):
         raise ValueError(f"n: expected {mu.n_particles}, the number of points, or None, got {n}")
     largest = float(mu.points.norm(dim=-1).max())
-    if largest > radius * (1 + (1e-6 if is_single(mu.points) else 1e-9)):  # or it is rounding
+    if largest > radius * (1 + length_rounding(mu.points)):
         raise ValueError(
             f"points: expected them in the ball of radius {radius:.9g}, got {largest:.9g}"
         )

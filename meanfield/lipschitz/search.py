@@ -10,7 +10,15 @@ import torch
 from torch import Tensor
 
 from meanfield import sampling
-from meanfield.checks import as_bool, as_generator, check_dim, count, number, to_host
+from meanfield.checks import (
+    as_bool,
+    as_generator,
+    check_dim,
+    count,
+    length_rounding,
+    number,
+    to_host,
+)
 from meanfield.habits import with_hints
 from meanfield.lipschitz.constant import LocalLipschitz
 from meanfield.lipschitz.differentiable import recorded_value
@@ -162,7 +170,7 @@ def _fit(mu: ParticleMeasure, n: int, dim: int, radius: float) -> tuple[Tensor, 
     points = torch.where(logs[..., None] > -math.inf, points, heaviest)
     lengths = torch.linalg.vector_norm(points, dim=-1, keepdim=True)
     largest = float(lengths.amax()) if len(points) else 0.0
-    if largest > radius * (1 + max(1e-9, 8 * torch.finfo(mu.dtype).eps)):  # or it is rounding
+    if largest > radius * (1 + length_rounding(mu.points)):
         raise ValueError(f"candidates: expected atoms in the ball of radius {radius}: {largest}")
     points = points * (radius / lengths).clamp_max(1.0)
     last = mu.n_particles - 1
