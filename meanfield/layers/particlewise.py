@@ -17,7 +17,7 @@ from meanfield.errors import NoDerivativeError
 from meanfield.habits import is_function, with_hints
 from meanfield.linalg import LinearMap
 from meanfield.linalg.blocks import Metric, TokenBlocks
-from meanfield.linalg.vectors import pushed_forward
+from meanfield.linalg.vectors import normal_like, pushed_forward
 from meanfield.maps import BallBounds, Linearisation, Map, expanded_radii
 from meanfield.maps.autodiff import check_geometry
 from meanfield.maps.derivative_checks import Product, compare, kinked, quotients
@@ -214,10 +214,7 @@ class Pointwise(Particlewise):
         if is_traced(points):
             return
         generator = torch.Generator().manual_seed(0)
-        along = torch.randn(
-            points.shape, generator=generator, dtype=torch.float64, device=generator.device
-        ).to(points)
-        along = torch.where(present, along, 0.0)
+        along = torch.where(present, normal_like(points, generator), 0.0)
         # Each atom is a measure of its own, with steps of its size, if that is not far below all.
         least = 1e-3 * torch.where(present, points, 0.0).abs().amax((-2, -1), keepdim=True)
         x, eps, y = (t.unsqueeze(-2) for t in (points, along, image))

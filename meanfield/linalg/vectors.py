@@ -107,6 +107,13 @@ def finite(values: Tensor, what: str = "a product with the linear map") -> Tenso
     return values
 
 
+def normal_like(like: Tensor, generator: torch.Generator) -> Tensor:
+    """Normal numbers of the shape, dtype and device of a tensor, drawn where the generator is."""
+    device = generator.device
+    draw = torch.randn(like.shape, generator=generator, dtype=torch.float64, device=device)
+    return draw.to(like)
+
+
 def beside(constant: Tensor, moving: Tensor) -> Tensor:
     """The constant; with a derivative of 0 written out, if the other carries a forward one.
 

@@ -19,6 +19,7 @@ from meanfield.checks import (
 )
 from meanfield.habits import with_hints
 from meanfield.images import check_map
+from meanfield.linalg.vectors import normal_like
 from meanfield.lipschitz.constant import LocalLipschitz
 from meanfield.lipschitz.local import local_lipschitz
 from meanfield.lipschitz.secant import SecantRatio, euclidean_secant_ratio, secant_ratio
@@ -160,9 +161,7 @@ def compare_lemma_3_2(
     generator = as_generator(generator)
     euclidean = local_lipschitz(F, mu, geometry="euclidean")
     wasserstein = local_lipschitz(F, mu)
-    random = torch.randn(
-        X.shape, generator=generator, dtype=torch.float64, device=generator.device
-    ).to(X)
+    random = normal_like(X, generator)
     top = oriented(euclidean.direction)
     directions = {"top": top, "random": random / torch.linalg.vector_norm(random)}
     radius = float(torch.linalg.vector_norm(X, dim=-1).max()) or 1.0

@@ -17,7 +17,7 @@ from meanfield.checks import name_of
 from meanfield.errors import ConvergenceError, NoDerivativeError
 from meanfield.images import image_of, kept_atoms
 from meanfield.linalg import LinearMap
-from meanfield.linalg.vectors import lengths
+from meanfield.linalg.vectors import lengths, normal_like
 from meanfield.measures import MeasureMap, ParticleMeasure
 
 # Steps of the difference quotients, relative to the size of the points. The best of them is
@@ -210,7 +210,7 @@ def check_derivative(
     """Compare one product with difference quotients, and the transposed product with it."""
     name, points, present = name_of(F), mu.points.detach(), _present(mu)
     generator = torch.Generator().manual_seed(0)
-    along = torch.where(present, _normal(points, generator), 0.0)
+    along = torch.where(present, normal_like(points, generator), 0.0)
     product = torch.where(present, forward(along), 0.0).detach()
     found = quotients(lambda x: F(mu.replace(x)).points, points, along, image.points)
     found = [q.masked(present) for q in found]
@@ -223,7 +223,7 @@ def check_derivative(
             "do at 0; move the atom a little, or ask bounds.local_upper, which a map may declare"
         )
     compare(product, found, name)
-    zeta = torch.where(present, _normal(product, generator), 0.0)
+    zeta = torch.where(present, normal_like(product, generator), 0.0)
     transposed = torch.where(present, backward(zeta).detach(), 0.0)
     there, back = (product * zeta).sum(), (transposed * along).sum()
     room = _AGREES[mu.dtype][0] * _length(product) + 1e3 * _length(found[0].noise) * found[0].step
@@ -263,7 +263,10 @@ def check_light_atoms(
         return
     generator = torch.Generator().manual_seed(1)
     if along is None:
-        pairs = [(_normal(mu.points, generator), _normal(out.points, generator)) for _ in range(8)]
+        pairs = [
+            (normal_like(mu.points, generator), normal_like(out.points, generator))
+            for _ in range(8)
+        ]
     else:
         pairs = [(along, J.matvec(along))]
     forth, back = (lengths(t.flatten(-2)) for t in (J.matvec(pairs[0][0]), J.rmatvec(pairs[0][1])))
@@ -278,10 +281,3 @@ def check_light_atoms(
                     "rounding; leave these atoms out; a subclass of Map can give its own "
                     "`linearisation`"
                 )
-
-
-def _normal(like: Tensor, generator: torch.Generator) -> Tensor:
-    device = generator.device
-    return torch.randn(like.shape, generator=generator, dtype=torch.float64, device=device).to(
-        like
-    )
