@@ -239,8 +239,7 @@ class Map(NoArithmetic, Hinted, ABC):
         # Bounds are the least of several, of which some have no gradient: that of a part is none.
         for name, checked in (("local_upper", _local_upper), ("ball_bounds", _ball_bounds)):
             if name in vars(cls):
-                own = torch.no_grad()(without_autocast(vars(cls)[name]))
-                setattr(cls, name, checked(own))
+                setattr(cls, name, torch.no_grad()(checked(without_autocast(vars(cls)[name]))))
 
     @property
     def stages(self) -> tuple[Map, ...]:

@@ -130,6 +130,12 @@ def test_declared_bounds_are_one_for_each_measure_in_its_dtype(upper, monkeypatc
     assert F.ball_bounds(MANY, 0.1).displacement.shape == (2, 3)
 
 
+def test_a_declared_bound_that_is_a_parameter_has_no_gradient():
+    F = Declaring(torch.nn.Parameter(torch.tensor(2.0, dtype=F64)))
+    ball = F.ball_bounds(MANY, 0.1)
+    assert not any(t.requires_grad for t in (F.local_upper(MANY), ball.constant, ball.upper))
+
+
 def test_a_declared_bound_is_not_rounded_down_in_single_precision():
     mu, upper = MANY.to(torch.float32), 1 + 2.0**-30
     found = Declaring(torch.tensor(upper, dtype=F64)).local_upper(mu)
