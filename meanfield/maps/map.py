@@ -100,6 +100,11 @@ class BallBounds(NamedTuple):
         )
 
 
+def _is_own(cls: type) -> bool:
+    """Whether a class is one of the package."""
+    return cls.__module__.startswith("meanfield.")
+
+
 def _linearisation(own: Callable[..., Linearisation]) -> Callable[..., Linearisation]:
     """`Map.linearisation` of a class outside of the package, compared with the map's values."""
 
@@ -187,10 +192,10 @@ class Gain(NamedTuple):
 class Map(NoArithmetic, Hinted, ABC):
     """A map of measures F that can declare its properties, its derivative and its bounds.
 
-    A subclass gives `__call__`; everything else has a default. A derivative that a subclass gives
-    is compared with difference quotients of its images at each call. What it declares besides is
-    taken as true: of bounds nothing is checked but their shapes, and others than those are
-    converted to the dtype of the measure, upwards.
+    A subclass gives `__call__`; everything else has a default. A derivative that a subclass gives,
+    or inherits beside images of its own, is compared with difference quotients of its images at
+    each call. What it declares besides is taken as true: of bounds nothing is checked but their
+    shapes, and others than those are converted to the dtype of the measure, upwards.
 
     Attributes:
         causal: whether F is masked: an atom depends only on atoms at earlier or equal positions.
@@ -229,8 +234,10 @@ class Map(NoArithmetic, Hinted, ABC):
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        gives = {"linearisation", "products"} & vars(cls).keys()
-        if gives and not cls.__module__.startswith("meanfield."):
+        # One that comes from a class of the package, or from no `Map`, may be of other images.
+        owner = next(base for base in cls.__mro__ if "linearisation" in vars(base))
+        is_checked = owner is not cls and issubclass(owner, Map) and not _is_own(owner)
+        if not (_is_own(cls) or owner is Map or is_checked):
             cls.linearisation = _linearisation(cls.linearisation)  # type: ignore[method-assign]
         # What a map says of itself is about the numbers that come in, whatever autocast makes.
         for name in ("linearisation", "largest_logits"):

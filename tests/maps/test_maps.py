@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from meanfield import Map, ParticleMeasure, SelfAttention, bounds, linearize
-from meanfield.layers import Chain, Pointwise
+from meanfield.layers import Chain, LayerNorm, Particlewise, Pointwise
 from meanfield.linalg import LinearMap
 from meanfield.lipschitz import ball_upper, local_lipschitz
 from meanfield.maps import BallBounds, Linearisation
@@ -309,3 +309,55 @@ def test_a_map_of_each_atom_alone_is_compared_as_it_is(geometry):
     for lie in (Placed(atoms=W.mT), Placed(field=2 * W), Placed(mean=0.5)):
         with pytest.raises(ValueError, match="Placed: expected a map whose derivative"):
             linearize(lie, UNEQUAL, geometry=geometry)
+
+
+class Tripled(LayerNorm):
+    """x ↦ 3x, with the derivative of a norm."""
+
+    def __call__(self, mu):
+        return mu.replace(3 * mu.points)
+
+
+class Turned(Particlewise):
+    """x ↦ Wx, with products that may be those of Wᵀ."""
+
+    matrix = W
+
+    def __call__(self, mu):
+        return mu.replace(mu.points @ W.mT)
+
+    def products(self, mu):
+        return lambda eps: eps @ self.matrix.mT, lambda zeta: zeta @ self.matrix
+
+
+class Backwards(Turned):
+    matrix = W.mT
+
+
+class Borrowed:
+    """Members that are no map's."""
+
+    def linearisation(self, mu, *, geometry="euclidean"):
+        return Drifting().linearisation(mu, geometry=geometry)
+
+
+class Borrowing(Borrowed, Map):
+    """x ↦ 2x, with the derivative of another map."""
+
+    def __call__(self, mu):
+        return mu.replace(2 * mu.points)
+
+
+class Still(Drifting):
+    """x ↦ x, with the derivative of the class above."""
+
+    def __call__(self, mu):
+        return mu
+
+
+@pytest.mark.parametrize("F", [Tripled([1.0, 1.0]), Backwards(), Borrowing(), Still()])
+def test_a_derivative_that_is_inherited_is_compared_as_well(F):
+    linearize(Turned(), UNEQUAL)
+    words = f"{type(F).__name__}: (expected a map whose|its forward)"
+    with pytest.raises(ValueError, match=words):
+        linearize(F, UNEQUAL)
