@@ -57,14 +57,14 @@ class Labels:
     @property
     def plain(self) -> dict[str, Any]:
         """The labels in types that JSON has."""
-        return {
-            "variables": [dataclasses.asdict(v) for v in self.variables],
-            "parameters": self.parameters,
-            "coords": {
-                name: {"values": v.tolist(), "dtype": "O" if v.dtype.kind == "U" else v.dtype.str}
-                for name, v in self.coords.items()
-            },
-        }
+        coords = {}
+        for name, of in self.coords.items():
+            # Dates are numbers of their unit, whatever that is.
+            plain = of.astype(np.int64) if of.dtype.kind in "mM" else of
+            kind = "O" if of.dtype.kind == "U" else of.dtype.str
+            coords[name] = {"values": plain.tolist(), "dtype": kind}
+        variables = [dataclasses.asdict(v) for v in self.variables]
+        return {"variables": variables, "parameters": self.parameters, "coords": coords}
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:

@@ -107,6 +107,10 @@ class Task:
                     f"coords: expected numbers, texts or dates along {name!r}, got tuples, as of "
                     "a MultiIndex, which no file holds; return ds.reset_index(...)"
                 )
+            if values.dtype.kind not in "biufUOmM":
+                raise TypeError(
+                    f"coords: expected numbers, texts or dates along {name!r}, got {values.dtype}"
+                )
         if self.variables is not None:
             object.__setattr__(self, "variables", tuple(self.variables))
         if self.variables == () or (self.batched and not self.variables):

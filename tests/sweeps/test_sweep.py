@@ -587,8 +587,9 @@ def test_what_stands_beside_the_axes_of_arrays_in_a_dict_is_kept():
     assert ds.t.values.tolist() == [0, 1] and "scalar" not in ds
 
 
-def test_an_axis_may_be_of_dates_in_a_store_too(tmp_path):
-    days = np.array(["2026-01-01", "2026-01-02"], "datetime64[ns]")
+@pytest.mark.parametrize("kind", ["datetime64[ns]", "datetime64[D]", "timedelta64[s]"])
+def test_an_axis_may_be_of_dates_in_a_store_too(kind, tmp_path):
+    days = np.array([20454, 20455]).astype(kind)
 
     def case(x, words):
         return xr.Dataset({"y": ("day", [x, 2 * x])}, {"day": days, "word": ("day", words)})
@@ -599,7 +600,19 @@ def test_an_axis_may_be_of_dates_in_a_store_too(tmp_path):
     )
     xr.testing.assert_identical(first, again)
     xr.testing.assert_identical(results.read_dataset(store), more)
-    assert more.day.values.tolist() == days.tolist() and more.y.values.tolist()[1] == [2.0, 4.0]
+    assert np.array_equal(more.day.values, days) and more.y.values.tolist()[1] == [2.0, 4.0]
+
+
+@pytest.mark.parametrize(
+    ("along", "words"),
+    [
+        (np.array([b"a"]), r"texts or dates along 'day', got \|S1"),
+        (np.array([1j]), "texts or dates along 'day', got complex128"),
+    ],
+)
+def test_an_axis_that_no_store_holds_is_refused_at_once(along, words):
+    with pytest.raises(TypeError, match=words):
+        Task(lambda x: {}, name="days", coords={"day": along})
 
 
 def test_an_axis_of_a_multi_index_is_refused_at_once(tmp_path):
