@@ -115,6 +115,11 @@ def test_a_batch_has_a_ratio_to_one_measure_for_each_of_its_own(swapped):
         torch.testing.assert_close(getattr(found, name), wanted, rtol=1e-9, atol=0.0)
 
 
+def test_no_measures_have_no_ratios():
+    none = ParticleMeasure(torch.zeros(0, 3, 2, dtype=F64))
+    assert secant_ratio(lambda mu: mu, none, none.replace(none.points + 1)).value.shape == (0,)
+
+
 def test_bad_pairs_are_refused():
     F = random_layer(0, 2)
     mu = ParticleMeasure([[0.0, 1.0], [1.0, 0.0]])

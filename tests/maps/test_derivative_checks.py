@@ -166,6 +166,55 @@ def test_the_direction_of_a_query_that_is_zero_has_no_derivative(inner):
         linearize(capped, at_zero)
 
 
+def beside_a_large_one(lie):
+    """A map that is right of the large measure of two, and at the small one has a lie."""
+    near = torch.tensor([1.0, 0.0], dtype=F64)[:, None, None]
+    return lambda mu: mu.replace(mu.points**2 + near * lie(mu.points))
+
+
+class Turned(torch.autograd.Function):
+    """x ↦ x, with another derivative backwards than forwards."""
+
+    @staticmethod
+    def forward(x):
+        return x.clone()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def jvp(ctx, tangent):
+        return tangent.clone()
+
+    @staticmethod
+    def backward(ctx, cotangent):
+        return 1.1 * cotangent
+
+
+@pytest.mark.parametrize(
+    ("lie", "words"),
+    [
+        (lambda x: 1e-2 * torch.randn_like(x), "the same image of the same measure"),
+        (lambda x: 1e-2 * x.mean(-2, keepdim=True), "depends on the measure alone"),
+        (Turned.apply, "forward and reverse derivatives disagree"),
+    ],
+)
+def test_each_measure_of_a_batch_is_looked_at_whatever_is_beside_it(lie, words):
+    small = measure().points
+    mu = ParticleMeasure(torch.stack([small, 1e9 * small]))
+    with pytest.raises(ValueError, match=words):
+        local_lipschitz(beside_a_large_one(lie), mu)
+
+
+def test_an_image_that_is_the_rounding_of_its_points_is_not_refused():
+    """Equal atoms less their mean, which is another number where they are stored in parts."""
+    for n in range(2, 12):
+        mu = ParticleMeasure(torch.tensor([[0.1, 0.3]], dtype=F64).expand(n, 2))
+        found = local_lipschitz(lambda mu: mu.replace(mu.points - mu.mean()), mu)
+        torch.testing.assert_close(found.value, torch.tensor(1.0, dtype=F64))
+
+
 # --- weights ---
 
 
