@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from meanfield.checks import called, choice, is_traced, name_of
+from meanfield.checks import called, choice, describe, is_traced, name_of
 from meanfield.habits import Hinted
 from meanfield.images import image_of
 from meanfield.linalg import LinearMap
@@ -105,6 +105,7 @@ def check_declared(
         return
     image = checked_image(F, mu)
     check_repeats(F, mu, image)
+    _check_spaces(name_of(F), mu, image.dim, found)
     atoms, field = found.atoms, found.field
 
     def push(vectors: Tensor) -> Tensor:
@@ -138,6 +139,26 @@ def check_declared(
     backward = copies(lambda zeta: root * atoms.rmatvec(zeta / root), pull)
     doubled = split(mu)
     check_derivative(F, doubled, image_of(F, doubled), forward, backward)
+
+
+def _check_spaces(name: str, mu: ParticleMeasure, out_dim: int, found: object) -> None:
+    """Refuse what is no linearisation, or one with maps between other spaces."""
+    if not isinstance(found, Linearisation):
+        raise TypeError(
+            f"linearisation of {name}: expected maps.Linearisation, got {describe(found)}"
+        )
+    batch, n, d = mu.batch_shape, mu.n_particles, mu.dim
+    for part, *wanted in (
+        ("atoms", (n, d), (n, out_dim), batch),
+        ("field", (1, d), (1, out_dim), (*batch, n)),
+    ):
+        J: LinearMap = vars(found)[part]
+        got = [J.in_shape, J.out_shape, tuple(J.batch_shape)]
+        if got != [*map(tuple, wanted)]:
+            raise ValueError(
+                f"{part} of the linearisation of {name}: expected maps {wanted[0]} → {wanted[1]} "
+                f"with batch_shape={tuple(wanted[2])}, got {J}"
+            )
 
 
 def derivative_along(F: MeasureMap, mu: ParticleMeasure, displacement: Tensor) -> Tensor:

@@ -239,6 +239,43 @@ def test_a_declared_derivative_that_is_right_is_taken(kind, monkeypatch):
                     torch.testing.assert_close(one.to_dense(), other.to_dense())
 
 
+def test_a_declared_derivative_is_compared_beside_absent_atoms():
+    absent = ParticleMeasure(UNEQUAL.points, [0.0, 0.3, 0.7])
+    for lie in LIES:
+        with pytest.raises(ValueError, match="Drifting: (expected a map whose|its forward and)"):
+            linearize(Drifting(lie), absent, geometry="wasserstein")
+
+
+class Shaped(Drifting):
+    """One with a linearisation of other spaces, or none."""
+
+    def __init__(self, change):
+        super().__init__()
+        self.change = change
+
+    def linearisation(self, mu, *, geometry="euclidean"):
+        return self.change(super().linearisation(mu, geometry=geometry))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda at: at.atoms, "linearisation of Shaped: expected maps.Linearisation, got"),
+        (
+            lambda at: Linearisation(at.atoms, LinearMap.pointwise(W.expand(3, 2, 2))),
+            r"field of .* of Shaped: expected maps \(1, 2\) → \(1, 2\) with batch_shape=\(3,\)",
+        ),
+        (
+            lambda at: Linearisation(LinearMap.pointwise(W.expand(2, 2, 2)), at.field),
+            r"atoms of .*: expected maps \(3, 2\) → \(3, 2\) with batch_shape=\(\), got Lin",
+        ),
+    ],
+)
+def test_a_declared_derivative_between_other_spaces_is_refused(change, words):
+    with pytest.raises((TypeError, ValueError), match=words):
+        linearize(Shaped(change), UNEQUAL)
+
+
 class Said(Map):
     """A function of measures, whose automatic derivative is declared."""
 
@@ -272,6 +309,16 @@ def test_a_map_with_a_derivative_of_its_own_is_a_map_of_measures_all_the_same():
     linearize(plain, uniform)
     with pytest.raises(ValueError, match="the same image of the same measure"):
         linearize(Said(lambda mu: noise(drifting(mu).points)), UNEQUAL)
+
+
+def test_a_map_with_a_derivative_of_its_own_keeps_the_atoms():
+    class Reweighting(Drifting):
+        def __call__(self, mu):
+            return ParticleMeasure(super().__call__(mu).points, mu.weights.flip(-1))
+
+    for geometry in ("wasserstein", "euclidean"):
+        with pytest.raises(ValueError, match="expected a map that keeps the atoms"):
+            linearize(Reweighting(), UNEQUAL, geometry=geometry)
 
 
 def test_a_derivative_is_not_compared_where_there_is_nothing_to_look_at():
