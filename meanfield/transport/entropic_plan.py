@@ -143,11 +143,10 @@ def _iterated(
         f = torch.where(heat > epsilon, rows(g, heat), f)
         g = torch.where(heat > epsilon, cols(f, heat), g)
         heat, hottest = heat * _COOLING, hottest * _COOLING
-    moves = torch.ones_like(last, dtype=torch.bool)
     for step in range(steps):
         move = rows(g, last) - f
         if step % _LOOK == 0:
-            moves &= (a * move.abs()).sum(-1, keepdim=True) >= _NOTHING * epsilon
+            moves = (a * move.abs()).sum(-1, keepdim=True) >= _NOTHING * epsilon
             if not bool(moves.any()):
                 break
         f = torch.where(moves, f + _RELAXATION * move, f)
