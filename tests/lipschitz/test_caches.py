@@ -193,6 +193,38 @@ def test_the_same_cache_changes_nothing_in_any_order_and_precision(epsilon):
     assert not found.value.any() and not found.gap.any() and not found.slope.any()
 
 
+def test_each_group_of_heads_has_its_own_cache_and_log_weights():
+    queries, keys, values = draw(4, 3, K), draw(2, 5, K, seed=1), draw(2, 5, 2, seed=2)
+    new, logs = (keys[:, :3], values[:, :3] + 0.1), draw(2, 3, seed=3)
+    how = {"epsilon": 0.1, "sink": 0.2}
+    found = cache_error(queries, (keys, values), new, log_weights=logs, **how).value
+    alone = [
+        cache_error(
+            queries[2 * g : 2 * g + 2],
+            (keys[g], values[g]),
+            tuple(t[g] for t in new),
+            log_weights=logs[g],
+            **how,
+        ).value
+        for g in range(2)
+    ]
+    torch.testing.assert_close(found, torch.cat(alone))
+
+
+@pytest.mark.parametrize(("epsilon", "n"), [(0.0, 2), (0.5, 2), (0.5, 1100)])
+@pytest.mark.parametrize("swapped", [False, True])
+def test_where_one_cache_is_farther_out_than_the_other_the_hull_is_of_both(epsilon, n, swapped):
+    """Queries choose one token of each: the outputs are those values."""
+    keys = torch.linspace(-1.0, 1.0, n, dtype=F64)[:, None]
+    near, far = (
+        (1e-3 * keys, keys),
+        (torch.ones(1, 1, dtype=F64), 90 * torch.ones(1, 1, dtype=F64)),
+    )
+    one, other = (far, near) if swapped else (near, far)
+    found = cache_error([[-1e9]], one, other, scale=1.0, epsilon=epsilon)
+    assert 91 * (1 - 1e-9) <= float(found.value) <= 2 * 91
+
+
 @pytest.mark.parametrize("n", [9, 1200])
 def test_far_away_the_hull_of_the_values_bounds(n):
     keys, values = draw(n, K), draw(n, V, seed=1)

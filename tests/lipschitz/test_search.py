@@ -94,6 +94,7 @@ def test_a_seed_decides_the_search():
         ({"starts": 0}, "starts: expected a whole number ≥ 1"),
         ({"steps": 0}, "steps: expected a whole number ≥ 1"),
         ({"candidates": [ParticleMeasure([[3.0]])]}, "ball of radius 1"),
+        ({"candidates": [ParticleMeasure([[1.0 + 1e-8]])]}, "ball of radius 1"),
         (
             {"candidates": [ParticleMeasure([[0.1, 0.1]])]},
             "candidates: expected points of dimension 1",

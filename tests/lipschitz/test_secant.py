@@ -183,6 +183,14 @@ def test_rounding_of_images_raises_no_lower_bound():
     assert float(found.lower.max()) <= 1 / 3 <= float(found.upper.min())
 
 
+def test_the_rounding_of_either_image_counts():
+    near, far = (ParticleMeasure(size * torch.ones(3, 1, dtype=F64)) for size in (1e-9, 1.0))
+    one, other = (secant_ratio(lambda mu: mu, *pair) for pair in ((near, far), (far, near)))
+    for end in ("lower", "upper"):
+        torch.testing.assert_close(getattr(one, end), getattr(other, end), rtol=1e-16, atol=0.0)
+    assert float(one.upper - one.lower) > torch.finfo(F64).eps * 8
+
+
 SHARES = torch.tensor([1.0, 0.5, 0.1, 1e-2, 1e-3], dtype=F64)
 
 

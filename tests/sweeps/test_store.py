@@ -220,6 +220,16 @@ def test_numbers_are_not_given_what_truth_values_beside_absences_had(kind, tmp_p
     assert ds["kind"].values.tolist() == [kind.__name__] * 2
 
 
+def test_truth_values_beside_absences_are_not_given_what_numbers_had(tmp_path):
+    def kind_of(x=None, z=None):
+        return {"kind": type(x).__name__}
+
+    task = Task(kind_of, [Variable("kind", "type of x", dtype="str")], name="kind")
+    sweep(task, [{"x": 0.0, "z": 1}, {"z": 1}, {"x": 2.0, "z": 1}], store=tmp_path / "s")
+    ds = sweep(task, [{"x": False, "z": 1}, {"z": 1}], store=tmp_path / "s")
+    assert ds["kind"].values.tolist() == ["bool", "NoneType"]
+
+
 def test_failed_cases_are_kept_with_their_message_and_retried_when_asked(tmp_path):
     task, store, log = counting(tmp_path / "log"), tmp_path / "s.zarr", tmp_path / "log"
     (log / "broken").write_text("broken")
