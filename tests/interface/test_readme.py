@@ -7,6 +7,8 @@ import re
 import subprocess
 from pathlib import Path
 
+from meanfield import bounds
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -15,6 +17,14 @@ def test_the_examples_of_the_readme_give_what_they_show():
     found = doctest.testfile(str(ROOT / "README.md"), module_relative=False, optionflags=flags)
     assert found.attempted > 20
     assert found.failed == 0
+
+
+def test_the_first_page_stays_short_and_rounds_its_bound_up():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 200
+    (bound,) = re.findall(r"proved here ([\d,.]+);", text)
+    exact = bounds.mean_field(1.0, 1.0, 3.0)
+    assert exact <= float(bound.replace(",", "")) < exact + 1e-4
 
 
 def test_the_two_commands_are_there_for_ci_to_take():
