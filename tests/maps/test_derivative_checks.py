@@ -13,6 +13,7 @@ from meanfield.bounds import local_upper
 from meanfield.errors import NoDerivativeError
 from meanfield.layers import MLP, Chain, Pointwise
 from meanfield.lipschitz import ball_upper
+from tests.maps import small_maps as small
 
 F64 = torch.float64
 W = torch.tensor([[2.0, -1.0], [0.5, 1.0]], dtype=F64)
@@ -172,37 +173,17 @@ def beside_a_large_one(lie):
     return lambda mu: mu.replace(mu.points**2 + near * lie(mu.points))
 
 
-class Turned(torch.autograd.Function):
-    """x ↦ x, with another derivative backwards than forwards."""
-
-    @staticmethod
-    def forward(x):
-        return x.clone()
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        pass
-
-    @staticmethod
-    def jvp(ctx, tangent):
-        return tangent.clone()
-
-    @staticmethod
-    def backward(ctx, cotangent):
-        return 1.1 * cotangent
-
-
 @pytest.mark.parametrize(
     ("lie", "words"),
     [
         (lambda x: 1e-2 * torch.randn_like(x), "the same image of the same measure"),
         (lambda x: 1e-2 * x.mean(-2, keepdim=True), "depends on the measure alone"),
-        (Turned.apply, "forward and reverse derivatives disagree"),
+        (small.Turned.apply, "forward and reverse derivatives disagree"),
     ],
 )
 def test_each_measure_of_a_batch_is_looked_at_whatever_is_beside_it(lie, words):
-    small = measure().points
-    mu = ParticleMeasure(torch.stack([small, 1e9 * small]))
+    near = measure().points
+    mu = ParticleMeasure(torch.stack([near, 1e9 * near]))
     with pytest.raises(ValueError, match=words):
         local_lipschitz(beside_a_large_one(lie), mu)
 

@@ -198,26 +198,7 @@ def test_maps_that_change_more_than_points_are_refused():
 
 
 def test_a_wrong_transpose_is_refused():
-    class WrongTranspose(torch.autograd.Function):
-        @staticmethod
-        def forward(x):
-            return x.clone()
-
-        @staticmethod
-        def setup_context(ctx, inputs, output):
-            pass
-
-        @staticmethod
-        def jvp(ctx, tangent):
-            return tangent.clone()
-
-        @staticmethod
-        def backward(ctx, covector):
-            return -covector
-
-    refuse(
-        lambda mu: mu.replace(WrongTranspose.apply(mu.points)), "forward and reverse derivatives"
-    )
+    refuse(lambda mu: mu.replace(small.Turned.apply(mu.points)), "forward and reverse derivatives")
 
 
 def recentred(mu: ParticleMeasure) -> ParticleMeasure:
