@@ -147,17 +147,14 @@ def _check_spaces(name: str, mu: ParticleMeasure, out_dim: int, found: object) -
         raise TypeError(
             f"linearisation of {name}: expected maps.Linearisation, got {describe(found)}"
         )
-    batch, n, d = mu.batch_shape, mu.n_particles, mu.dim
-    for part, *wanted in (
-        ("atoms", (n, d), (n, out_dim), batch),
-        ("field", (1, d), (1, out_dim), (*batch, n)),
-    ):
-        J: LinearMap = vars(found)[part]
-        got = [J.in_shape, J.out_shape, tuple(J.batch_shape)]
-        if got != [*map(tuple, wanted)]:
+    batch, n = mu.batch_shape, mu.n_particles
+    parts = (("atoms", found.atoms, n, batch), ("field", found.field, 1, (*batch, n)))
+    for part, J, count, wanted in parts:
+        given, image = (count, mu.dim), (count, out_dim)
+        if (J.in_shape, J.out_shape, tuple(J.batch_shape)) != (given, image, tuple(wanted)):
             raise ValueError(
-                f"{part} of the linearisation of {name}: expected maps {wanted[0]} → {wanted[1]} "
-                f"with batch_shape={tuple(wanted[2])}, got {J}"
+                f"{part} of the linearisation of {name}: expected maps {given} → {image} "
+                f"with batch_shape={tuple(wanted)}, got {J}"
             )
 
 
