@@ -188,6 +188,13 @@ def test_each_measure_of_a_batch_is_looked_at_whatever_is_beside_it(lie, words):
         local_lipschitz(beside_a_large_one(lie), mu)
 
 
+def test_rounding_at_a_large_measure_says_nothing_of_a_small_one_beside_it():
+    near = measure().points
+    mu = ParticleMeasure(torch.stack([near, 1e14 * near]))
+    found = local_lipschitz(lambda mu: mu.replace(mu.points**2), mu)
+    torch.testing.assert_close(found.value, 2 * mu.points.abs().amax((-2, -1)))
+
+
 def test_an_image_that_is_the_rounding_of_its_points_is_not_refused():
     """Equal atoms less their mean, which is another number where they are stored in parts."""
     for n in range(2, 12):

@@ -266,6 +266,10 @@ class Shaped(Drifting):
             r"field of .* of Shaped: expected maps \(1, 2\) → \(1, 2\) with batch_shape=\(3,\)",
         ),
         (
+            lambda at: Linearisation(at.atoms, LinearMap.pointwise(W.expand(2, 1, 2, 2))),
+            r"field of .* of Shaped: expected maps \(1, 2\) → \(1, 2\) with batch_shape=\(3,\)",
+        ),
+        (
             lambda at: Linearisation(LinearMap.pointwise(W.expand(2, 2, 2)), at.field),
             r"atoms of .*: expected maps \(3, 2\) → \(3, 2\) with batch_shape=\(\), got Lin",
         ),
