@@ -92,9 +92,29 @@ def _block(site: Site) -> Chain:
     block = site.module
     check_forward(block, nn.TransformerEncoderLayer)
     around = pre_norm if block.norm_first else post_norm
-    feed = feed_forward(_activation(block.activation), block.linear1, block.linear2)
+    activation = _activation(block.activation)
+    _check_fused(block, activation)
+    feed = feed_forward(activation, block.linear1, block.linear2)
     attended = around(layer_norm(block.norm1), _attention(site))
     return Chain([attended, around(layer_norm(block.norm2), feed)])
+
+
+def _check_fused(block: Any, activation: str) -> None:
+    """Refuse a layer of which torch computes another map in evaluation mode without gradients.
+
+    Batches of such a layer take a fused path, which knows relu and the exact gelu only, by a
+    number that is set when the layer is made.
+
+    Raises:
+        ValueError: the number stands for another activation.
+    """
+    fused = {1: "relu", 2: "gelu"}.get(block.activation_relu_or_gelu, activation)
+    if block.self_attn.batch_first and fused != activation:
+        raise ValueError(
+            f"expected a layer that torch computes alike in all modes, got activation "
+            f"{activation}, in whose place its fused path has {fused}; set "
+            "layer.activation_relu_or_gelu = 0, which leaves that path out"
+        )
 
 
 def _activation(function: Any) -> str:

@@ -205,6 +205,24 @@ class Twice(nn.TransformerEncoderLayer):
         return super().forward(super().forward(src, *arguments, **settings))
 
 
+@pytest.mark.parametrize("later", [False, True])
+def test_a_layer_whose_fused_path_has_another_activation_is_refused_until_it_is_left_out(later):
+    # Two heads: torch fuses an even number of them alone.
+    activation = nn.GELU("tanh")
+    how = {} if later else {"activation": activation}
+    module = randomised(nn.TransformerEncoderLayer(8, 2, 20, batch_first=True, **how))
+    module.activation = activation
+    clouds = draw(2, N, 8)
+    with pytest.raises(ValueError, match="fused path has (relu|gelu); set .* = 0"):
+        pretrained.read(module, verify=False)
+    module.activation_relu_or_gelu = 0
+    source = pretrained.read(module)
+    with torch.no_grad():
+        own = module(clouds)
+    image = source.network()(source.embeddings(clouds)).points
+    assert float((image - own).abs().max()) <= 1e-12 * float(own.abs().max())
+
+
 def test_a_layer_with_a_forward_of_its_own_is_refused_unrun():
     with pytest.raises(ValueError, match="expected a TransformerEncoderLayer, got Twice"):
         pretrained.read(Twice(D, 3, 4, batch_first=True).double(), verify=False)
