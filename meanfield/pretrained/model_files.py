@@ -165,7 +165,10 @@ def read_model(kind: Any, folder: Path, config: Any, arguments: Mapping[str, Any
         for file in folder.glob("*.safetensors"):
             with safe_open(file, "np") as weights:
                 names = list(weights.keys())
-                kinds |= {name: weights.get_slice(name).get_dtype() for name in names}
+                # Of a name that several files have, whichever is read, one that is no float stays.
+                for name in names:
+                    if kinds.get(name, _FLOATS[0]) in _FLOATS:
+                        kinds[name] = weights.get_slice(name).get_dtype()
         # Building more than these might take for ever; without any all weights would be left out.
         # Layers may share their weights.
         most = max(len(kinds), _MANY_LAYERS)
@@ -233,7 +236,8 @@ def _check_whole(
         folder: of the files.
         model: with what was read of them.
         report: of transformers.
-        kinds: of each array in the files its name and that of its dtype.
+        kinds: of each array in the files its name and that of its dtype, one that is no
+            float if several files have the name.
     """
     missing = sorted(report["missing_keys"])
     shapes = sorted(

@@ -81,6 +81,14 @@ def test_weights_that_are_not_the_models_are_refused_by_name(changed, weights, t
         pretrained.load(changed(weights))
 
 
+@pytest.mark.parametrize("other", ["a.safetensors", "z.safetensors"])
+def test_integers_are_refused_whatever_lies_beside_them(changed, whole, other):
+    folder = changed(lambda w: w | {KEY: w[KEY].to(torch.int8)})
+    shutil.copy(whole / "model.safetensors", folder / other)
+    with pytest.raises(ValueError, match=rf"16 bits or more, got {KEY} \(I8\)"):
+        pretrained.load(folder)
+
+
 def test_a_truncated_file_is_refused(changed):
     folder = changed()
     file = folder / "model.safetensors"
