@@ -14,7 +14,7 @@ them are at W2 of about s, whatever else is in the picture; the cost matrix hold
 from __future__ import annotations
 
 import argparse
-import pathlib
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -47,7 +47,7 @@ def pot_w2(x: np.ndarray, y: np.ndarray) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Collapsed clusters")
     parser.add_argument("--quick", action="store_true", help="fewer, smaller clouds")
-    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("runs"))
+    parser.add_argument("--out", type=Path, default=Path("results/03_collapsed_clusters"))
     args = parser.parse_args()
     n = 100 if args.quick else 400
     spreads = 10.0 ** np.linspace(-1, -10, 10 if args.quick else 28)

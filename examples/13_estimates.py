@@ -21,10 +21,10 @@ are proven. ``meanfield grade FILE`` grades a file of their plan or potentials.
 from __future__ import annotations
 
 import argparse
-import pathlib
 import time
 from collections.abc import Callable
 from importlib.util import find_spec
+from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -118,7 +118,7 @@ def main() -> None:
     parser.add_argument(
         "--without", nargs="*", default=[], help='estimates to leave out, as "Sinkhorn, blur 0.05"'
     )
-    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("runs"))
+    parser.add_argument("--out", type=Path, default=Path("results/13_estimates"))
     if parser.parse_known_args()[0].quick:
         parser.set_defaults(n=300)
     args = parser.parse_args()

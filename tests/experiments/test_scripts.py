@@ -34,6 +34,12 @@ def test_slurm_finds_an_array_of_all_shares_at_the_head_of_its_script():
     assert f"#SBATCH --array=0-{script('23_cluster')['SHARES'] - 1}" in head
 
 
+@pytest.mark.parametrize("path", NUMBERED, ids=lambda path: path.stem)
+def test_an_example_writes_where_nothing_is_committed_from(path):
+    """Without --out: to results/, which git ignores, and a folder of its own in it."""
+    assert f'default=Path("results/{path.stem}")' in path.read_text(encoding="utf-8")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("path", NUMBERED[:5], ids=lambda path: path.stem)
 def test_the_examples_run_quickly_and_draw(path, tmp_path):
