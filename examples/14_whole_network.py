@@ -42,7 +42,10 @@ print(
     f"but for a probability of {constant.miss:g}"
 )
 shares = localize(constant, F, mu)
-print(f"carried by token {int(shares.particles.argmax())}: {float(shares.particles.max()):.0%}")
+token, share = int(shares.particles.argmax()), float(shares.particles.max())
+print(
+    f"its direction: token {token} has the largest share, {share:.0%} (1/n: {1 / len(words):.0%})"
+)
 
 # %%
 # Block by block, over windows of the text.

@@ -81,7 +81,10 @@ class Mine(nn.Module):
 mine = Mine().eval()
 own = local_lipschitz(lambda nu: nu.replace(mine(nu.points)), mu, geometry="euclidean")
 shares = localize(own, lambda nu: nu.replace(mine(nu.points)), mu)
-print(f"mine: {float(own):.3f}, mostly of token {int(shares.particles.argmax())}")
+token, share = int(shares.particles.argmax()), float(shares.particles.max())
+print(
+    f"mine: {float(own):.3f}; token {token} has the largest share, {share:.0%} (1/n: {1 / n:.0%})"
+)
 
 # %%
 # How do the constants of the encoder's blocks change as its tokens grow?
