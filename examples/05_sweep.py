@@ -65,7 +65,7 @@ if __name__ == "__main__":  # worker processes import this file
     )
     radii = [1.0, 1.4, 2.0, 2.8, 4.0, 5.6, 8.0, 11.3]
     grid = {"radius": radii, "heads": [1, 4], "cloud": range(4 if options.quick else 20)}
-    store = options.out / ("quick.sweep" if options.quick else "sweep.sweep")
+    store = options.out / ("sweep-quick.sweep" if options.quick else "sweep.sweep")
     fixed = {"dim": 8, "n_tokens": 32}
     ds = sweep(task, grid, fixed=fixed, seed=0, store=store, executor=options.workers)
     results.write_dataset(ds, options.out / "sweep.nc")

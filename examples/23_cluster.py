@@ -71,7 +71,7 @@ if __name__ == "__main__":
     parser.add_argument("--out", type=Path, default=Path("results/23_cluster"))
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    store = options.out / ("quick.sweep" if options.quick else "cluster.sweep")
+    store = options.out / ("cluster-quick.sweep" if options.quick else "cluster.sweep")
     sizes = [8, 16, 32] if options.quick else [8, 16, 32, 64, 128, 256, 512]
     grid = {"n_tokens": sizes, "cloud": range(4 if options.quick else 40)}
 

@@ -77,6 +77,15 @@ def test_every_name_that_a_script_takes_from_the_package_is_there():
     assert not missing
 
 
+def test_examples_share_no_store_where_they_share_a_folder():
+    named = [
+        name
+        for path in (ROOT / "examples").glob("*.py")
+        for name in set(re.findall(r'"([\w-]+\.sweep)"', path.read_text(encoding="utf-8")))
+    ]
+    assert len(named) > 3 and len(set(named)) == len(named)
+
+
 def test_the_pages_are_read_without_a_warning(tmp_path):
     """Links, citations and docstrings; nothing is run and nothing drawn."""
     build(tmp_path, "-b", "dummy", "-D", "plot_gallery=0")
