@@ -499,7 +499,7 @@ def test_a_map_that_writes_into_its_measure_is_refused():
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_constants_of_maps_of_atoms_are_those_of_their_largest_block(geometry, dtype):
     gain = torch.linspace(0.5, 2, 20, dtype=dtype)
-    norm, mu = RMSNorm(gain), ParticleMeasure(draw(64, 20).to(dtype), weights=None)
+    norm, mu = RMSNorm(gain), ParticleMeasure(draw(30, 20).to(dtype), weights=None)
     for F in (norm, Residual(norm, -0.5), Chain([norm, Pointwise(torch.tanh)])):
         found = local_lipschitz(F, mu, geometry=geometry)
         dense = linearize(F, mu, geometry=geometry).atoms.to_dense()
