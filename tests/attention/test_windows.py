@@ -139,6 +139,15 @@ def test_a_bias_or_a_reach_of_your_own_looks_at_positions(kind):
         mine(ParticleMeasure(mu.points))
 
 
+@pytest.mark.parametrize("inherited", [False, True])
+def test_a_bias_without_positions_is_refused(inherited):
+    parent = WindowByBias if inherited else kernels.Kernel
+    own = {} if inherited else {"position_bias": WindowByBias.position_bias}
+    with pytest.raises(TypeError, match="Late: expected needs_positions = True, or none"):
+        type("Late", (parent,), {"needs_positions": False, **own})
+    assert type("Late", (parent,), own)().needs_positions
+
+
 def test_a_reach_that_comes_late_asks_for_positions():
     class Late(kernels.Kernel):
         features = WindowByBias.features

@@ -176,6 +176,14 @@ class Kernel(NoFunction):
         if _place(cls, "is_linear") > min(features, _place(cls, "push")):
             cls.is_linear = False
         # Without positions a bias or a reach of its own would be left out.
+        if (
+            vars(cls).get("needs_positions") is False
+            and cls.position_bias is not Kernel.position_bias
+        ):
+            raise TypeError(
+                f"{cls.__name__}: expected needs_positions = True, or none, of a kernel with a "
+                "position_bias, got False; the bias would be left out"
+            )
         if _place(cls, "needs_positions") > min(bias, reach):
             cls.needs_positions = True
 
