@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from meanfield.attention import AttentionParameters, SelfAttention
-from meanfield.checks import as_bool, count, to_host, without_autocast
+from meanfield.checks import as_bool, check_finite, count, to_host, without_autocast
 from meanfield.habits import Hinted, with_hints
 from meanfield.layers import Chain
 from meanfield.maps import Map
@@ -252,10 +252,7 @@ class Transformer(Hinted):
         chosen = self._check_layers(range(self.n_layers) if layers is None else layers)
         runs = self.family.inputs.runs(self.model, self.tokenizer, tokens)
         modules = [self.family.attention_module(b) for b in self.family.blocks(self.model)]
-        found = []
-        for run in runs.arguments:
-            clouds = self._entering(modules, run)
-            found.append(torch.stack([clouds[layer] for layer in chosen]))
+        found = [torch.stack(self._entering(modules, run, chosen)) for run in runs.arguments]
         if len({clouds.shape[-2] for clouds in found}) > 1:
             raise ValueError(
                 "tokens: expected texts of one length, since one tensor holds them all, got "
@@ -290,7 +287,8 @@ class Transformer(Hinted):
             A Dataset of ``attention`` and ``block`` (layer) and ``network``, each with its
             evidence: ``_upper`` with the probability ``_miss`` that it fails, ``_error``,
             ``_residual``, ``_converged``; and of `bounds` ``_bound``, which is certain, NaN where
-            none is proved. `meanfield.figures.plot_constants` draws it.
+            none is proved. `meanfield.figures.plot_constants` draws it. Its attribute
+            ``training`` is 1 where the model is in training mode: its tokens have dropout then.
 
         Raises:
             ValueError: see `embeddings`.
@@ -325,6 +323,7 @@ class Transformer(Hinted):
                 "architecture": self.architecture,
                 "causal": int(self.causal),
                 "length": n,
+                "training": int(self.model.training),
                 "weights": self.fingerprint,
             },
         )
@@ -350,7 +349,8 @@ class Transformer(Hinted):
     ) -> list[ParticleMeasure]:
         """What enters each of the modules, one for each layer, as measures."""
         runs = self.family.inputs.runs(self.model, self.tokenizer, tokens)
-        clouds = [self._entering(modules, run) for run in runs.arguments]
+        layers = range(self.n_layers)
+        clouds = [self._entering(modules, run, layers) for run in runs.arguments]
         longest = max(cloud.shape[-2] for cloud, *_ in clouds)
         places = longest if length is None else count(length, "length")
         if places < longest:
@@ -358,8 +358,10 @@ class Transformer(Hinted):
         return [_joined(each, places, runs.single) for each in zip(*clouds, strict=True)]
 
     @without_autocast
-    def _entering(self, modules: list[Any], run: Mapping[str, Tensor]) -> list[Tensor]:
-        """The hidden states ``(batch, n, d)`` that enter the module of each layer in one run."""
+    def _entering(
+        self, modules: list[Any], run: Mapping[str, Tensor], layers: Iterable[int]
+    ) -> list[Tensor]:
+        """The hidden states ``(batch, n, d)`` that enter the modules of layers, in one run."""
         exact = InFloat64() if self.dtype == torch.float64 else nullcontext()
         try:
             with torch.no_grad(), exact, recorded(modules) as calls:
@@ -371,7 +373,10 @@ class Transformer(Hinted):
                 f"{self.name}: its experts cannot be run in this dtype and size ({error}); call "
                 "model.set_experts_implementation('eager') first"
             ) from error
-        clouds = [call.entered for call in calls]
+        clouds = []
+        for layer in layers:
+            clouds.append(calls[layer].entered)
+            check_finite(clouds[-1], f"{self.name}: tokens that enter layer {layer}")
         return [cloud if cloud.ndim == 3 else cloud[None] for cloud in clouds]
 
     def _check_layers(self, layers: Sequence[int]) -> list[int]:

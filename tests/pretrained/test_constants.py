@@ -42,6 +42,18 @@ def test_every_constant_is_that_of_its_map_at_what_enters_it(name):
     assert float(ds.network) == pytest.approx(float(whole), rel=1e-6)
     assert ds.attrs["length"] == 5
     assert ds.attrs["weights"] == source.fingerprint
+    assert ds.attrs["training"] == 0
+    source.model.train()
+    assert source.constants(IDS, layers=[0], bounds=False).attrs["training"] == 1
+
+
+def test_tokens_that_are_no_numbers_are_said_with_the_layer_that_they_enter():
+    source = small("bert")
+    with torch.no_grad():
+        source.model.encoder.layer[1].output.dense.bias[0] = float("nan")
+    assert torch.isfinite(source.attention_inputs(IDS, layers=[0])).all()
+    with pytest.raises(ValueError, match=r"tokens that enter layer 2: expected finite numbers"):
+        source.constants(IDS)
 
 
 def test_chosen_layers_without_bounds_have_the_numbers_of_all(monkeypatch):
