@@ -86,7 +86,8 @@ html_copy_source = False
 html_math_renderer = "mathml"
 
 # A build without running anything: sphinx-build -D plot_gallery=0 ...
-_OUT = Path(tempfile.mkdtemp(prefix="meanfield-docs-"))
+_TEMPORARY = tempfile.TemporaryDirectory(prefix="meanfield-docs-")  # gone when the build ends
+_OUT = Path(_TEMPORARY.name)
 
 
 def _arguments(gallery: dict[str, Any], script: dict[str, Any]) -> list[str]:

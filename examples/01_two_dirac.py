@@ -52,12 +52,14 @@ best = pairs.groupby("radius").max()[["value", "two_dirac_lower", "mean_field_bo
 print(best.to_dataframe().round(3))
 
 # %%
-# The exponent of n while the sequence is short: √n growth.
+# The growth with n, one token against n − 1: √(n − 1) in a large ball, while n is small beside it.
 short = pairs.isel(
     case=np.flatnonzero((pairs.n_tokens > 1) & (pairs.radius == pairs.radius.max()))
 )
-fit = results.fit_power(short.n_tokens, short.euclidean)
-print(f"euclidean constant ~ n^{float(fit.exponent):.2f} at R = {float(pairs.radius.max()):g}")
+fit = results.fit_power(short.n_tokens - 1, short.euclidean)
+p, low, high = (float(fit[f"exponent{end}"]) for end in ("", "_lower", "_upper"))
+largest = float(pairs.radius.max())
+print(f"euclidean constant ~ (n - 1)^{p:.3f} [{low:.3f}, {high:.3f}] at R = {largest:g}")
 
 # %%
 # Where splitting an atom matters, and the figure.

@@ -165,7 +165,8 @@ def main() -> None:
         found[cache] = list(measured(*arrays))
         for name, off, cosine, gap, ends in found[cache]:
             numbers = "".join(f"{end:9.3g}" for end in ends)
-            print(f"{name:20}{off:9.2g}{cosine:9.2g}{gap:9.2g}{numbers}")
+            keys = "".join(f"{x:9.2g}" if x == x else f"{'-':>9}" for x in (off, cosine))
+            print(f"{name:20}{keys}{gap:9.2g}{numbers}")
     draw(found, options.out)
 
 
