@@ -152,7 +152,7 @@ class SelfAttention(Map):
 
     @without_autocast
     def field(self, mu: ParticleMeasure) -> Callable[..., Tensor]:
-        """Γ_μ at any point, μ held fixed.
+        """Γ_μ at any point, μ held fixed: cross-attention of these points to the context μ.
 
         Returns:
             A function of x ``(*batch, m, d)`` with values Γ_μ(x), ``(*batch, m, d_out)``. Where
