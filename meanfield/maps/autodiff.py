@@ -76,15 +76,19 @@ def linearize_by_autodiff(
     """
     check_geometry(geometry)
     image = checked_image(F, mu)
-    products = _Products(F, mu)
+    products, halves = _Products(F, mu), split(mu)
+    apart = _Products(F, halves)
     if mu.points.numel():  # of an empty batch nothing can be compared
         check_repeats(F, mu, image)
         check_derivative(F, mu, image, products.forward, products.backward)
         if geometry == "wasserstein":
             check_weights(F, mu, image)
+            # The maximum of all atoms has a derivative, but none where its atom splits.
+            whole = image_of(F, halves)
+            check_derivative(F, halves, whole, apart.forward, apart.backward, parts=2)
     out_dim = image.dim
     atoms = _atoms(products, mu, out_dim, geometry)
-    field = _field(_Products(F, split(mu)), mu, out_dim)
+    field = _field(apart, mu, out_dim)
     if geometry == "euclidean":
         return Linearisation(atoms, field)
     light_atoms = partial(check_light_atoms, name_of(F), mu, image, atoms)
@@ -138,7 +142,7 @@ def check_declared(
     forward = copies(lambda eps: atoms.matvec(root * eps) / root, push)
     backward = copies(lambda zeta: root * atoms.rmatvec(zeta / root), pull)
     doubled = split(mu)
-    check_derivative(F, doubled, image_of(F, doubled), forward, backward)
+    check_derivative(F, doubled, image_of(F, doubled), forward, backward, parts=2)
 
 
 def _check_spaces(name: str, mu: ParticleMeasure, out_dim: int, found: object) -> None:

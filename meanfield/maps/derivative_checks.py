@@ -1,7 +1,8 @@
 """What a user's function is checked for before its derivative is believed.
 
 It keeps weights and positions; it gives the same image twice; its automatic derivative is that of
-its values, on both sides; and an atom that is stored in two parts changes nothing.
+its values, on both sides and where atoms split; and an atom that is stored in two parts changes
+nothing.
 """
 
 from __future__ import annotations
@@ -208,8 +209,13 @@ def check_derivative(
     image: ParticleMeasure,
     forward: Product,
     backward: Product,
+    *,
+    parts: int = 1,
 ) -> None:
-    """Compare one product with difference quotients, and the transposed product with it."""
+    """Compare one product with difference quotients, and the transposed product with it.
+
+    With `parts` of 2 every atom of the measure is stored twice, and its halves move apart.
+    """
     name, points, present = name_of(F), mu.points.detach(), _present(mu)
     generator = torch.Generator().manual_seed(0)
     along = torch.where(present, normal_like(points, generator), 0.0)
@@ -218,11 +224,17 @@ def check_derivative(
     found = [q.masked(present) for q in found]
     at = kinked(found)
     if bool(at.any()):
-        atom = int(at.reshape(-1, at.shape[-1]).any(0).nonzero()[0])
+        atom = int(at.reshape(-1, at.shape[-1]).any(0).nonzero()[0]) // parts
+        why = (
+            "as relu and abs do at 0; move the atom a little, or ask bounds.local_upper, which a "
+            "map may declare"
+            if parts == 1
+            else "where atoms split, as the largest of all atoms and the distance of two halves "
+            'do; for the constant of n tokens, which do not split, take geometry="euclidean"'
+        )
         raise NoDerivativeError(
             f"{name}: expected a map with a derivative at the measure, got one whose image of "
-            f"atom {atom} changes at other rates on one side than on the other, as relu and abs "
-            "do at 0; move the atom a little, or ask bounds.local_upper, which a map may declare"
+            f"atom {atom} changes at other rates on one side than on the other, {why}"
         )
     compare(product, found, name)
     zeta = torch.where(present, normal_like(product, generator), 0.0)

@@ -428,7 +428,8 @@ def linearize(F: MeasureMap, mu: ParticleMeasure, *, geometry: str = "euclidean"
 
     Raises:
         TypeError: F is no function, or does not return a ParticleMeasure.
-        NoDerivativeError: F has no derivative at μ, as ReLU at exactly 0.
+        NoDerivativeError: F has no derivative at μ, as ReLU at exactly 0, or (geometry
+            "wasserstein") none where atoms split, as the largest of all atoms.
         ValueError: F changes weights, positions or the number of atoms, or its derivative
             disagrees with a difference quotient; or it gives another image when called again, or
             (geometry "wasserstein") when atoms are stored in two parts.

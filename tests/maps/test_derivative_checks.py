@@ -105,6 +105,34 @@ def test_a_kink_at_an_atom_is_refused_by_name(T, dtype):
         linearize(F, ParticleMeasure(kinked.points, log_weights=absent))
 
 
+def largest(mu):
+    return mu.replace(mu.points + mu.points.amax(-2, keepdim=True))
+
+
+def by_distance(mu):
+    apart = (mu.points[..., :, None, :] - mu.points[..., None, :, :]).norm(dim=-1)
+    return mu.replace((mu.log_weights[..., None, :] - apart).softmax(-1) @ mu.points)
+
+
+@pytest.mark.parametrize("F", [largest, by_distance])
+@pytest.mark.parametrize("batch", [(), (2,)])
+def test_a_kink_where_an_atom_splits_is_refused(F, batch):
+    """Of `largest` the constant in W₂ is infinite: a small part of an atom moves all images."""
+    mu = measure(batch=batch)
+    with pytest.raises(NoDerivativeError, match="where atoms split"):
+        local_lipschitz(F, mu)
+    assert bool(local_lipschitz(F, mu, geometry="euclidean").converged.all())
+
+
+def test_distances_that_are_rounded_off_near_zero_have_a_derivative_where_atoms_split():
+    def F(mu):
+        moves = mu.points[..., :, None, :] - mu.points[..., None, :, :]
+        apart = (moves.square().sum(-1) + 1e-12).sqrt()
+        return mu.replace((mu.log_weights[..., None, :] - apart).softmax(-1) @ mu.points)
+
+    assert bool(local_lipschitz(F, measure()).converged)
+
+
 def test_curvature_and_kinks_nearby_are_no_kinks():
     mu = ParticleMeasure([[1e-3], [-2e-6], [1.0]])
     for T in (torch.abs, torch.relu, lambda x: (300 * x).sin(), lambda x: x * x.abs()):
