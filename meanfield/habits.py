@@ -14,6 +14,7 @@ from meanfield.checks import suggestion
 _Called = TypeVar("_Called", bound=Callable[..., Any])
 
 _MEASURE = "weights go with their points: (x, a), or ParticleMeasure(x, a)"
+_GRID = "parameters stand in the grid: sweep(f, {name: values})"
 _STEPS = "max_steps is of a solver: solver=linalg.Lanczos(max_steps=...)"
 # Neighbours' words, the argument that a function has to have for the sentence to be of use, and
 # the sentence; the first row that fits is told.
@@ -22,6 +23,7 @@ _WORDS = (
     ("beta lam lambda_ reg", "penalty", "penalty=, the price of changing the condition"),
     ("beta temperature scale", "kernel", "AttentionParameters(..., scale=), or multiply A by it"),
     ("scale beta temperature", "bilinear", "multiply A by it"),
+    ("a b c d k n p x y R alpha beta gamma radius weights", "grid", _GRID),
     ("a b weights weight alpha beta", "", _MEASURE),
     ("normalize normalise", "log_weights", "divide them by their sum: weights / weights.sum()"),
     ("Q K V q k v W_q W_k W_v", "query", "query=, key=, value=, output="),

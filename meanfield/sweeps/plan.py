@@ -58,6 +58,7 @@ class Task:
             the case the status "not converged". None takes names and types from the first case
             that does not fail: numbers, truth values and texts, or those of a DataArray or a
             Dataset with its dimensions and coordinates, which are then the same in every case.
+            A batched task has to give them.
         parameters: the meaning of parameters and of coordinates, whose types and dimensions are
             those of their values; one that is not given here is labelled with its name.
         coords: values along the variables' own dimensions; they fix the sizes of these.
@@ -115,7 +116,10 @@ class Task:
             object.__setattr__(self, "variables", tuple(self.variables))
         if self.variables == () or (self.batched and not self.variables):
             kind = " batched" * self.batched
-            raise ValueError(f"variables: expected those of a{kind} task, got {self.variables}")
+            raise ValueError(
+                f"variables: expected those of a{kind} task, such as "
+                f'[Variable("value", "what it is")], got {self.variables}'
+            )
         object.__setattr__(self, "parameters", tuple(self.parameters))
         object.__setattr__(self, "coords", coords)
         _check_names(self)

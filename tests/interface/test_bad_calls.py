@@ -160,6 +160,8 @@ def test_a_misspelt_name_is_answered_with_the_nearest():
         ('dynamics.flow(F, mu, [0.0, 1.0], rtol=1e-3)', r"method=dynamics.Adaptive\(rtol="),
         ('dynamics.flow(F, mu, [0.0, 1.0], method="RK45")', "did you mean 'dopri5'"),
         ('sweep(f, {"radius": [1.0]}, n_jobs=2)', "executor=, a number of processes"),
+        ("sweep(f, a=[1.0])", "parameters stand in the grid"),
+        ("sweep(f, radius=[1.0], n=[2, 3])", "parameters stand in the grid"),
         ("split(mu, inplace=True)", "take what is returned"),
         ('figures.plot_growth(ds, "x", "y")', "the Dataset alone without a name, got 2 more"),
         ('figures.plot_growth(results.to_cube(ds), x="radius", y="y")', "; draw what the sweep"),

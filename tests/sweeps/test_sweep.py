@@ -291,7 +291,7 @@ def test_attributes_that_no_format_takes_are_refused_before_the_first_case(attrs
         (["y"], {}, {"message": ["a"]}, r"got \['message'\]"),
         (["y", "y"], {}, {}, r"got \['y'\]"),
         (["y"], {"x": [1]}, {"x": [1]}, r"got \['x'\]"),
-        ([], {}, {}, r"expected those of a task, got \(\)"),
+        ([], {}, {}, r"expected those of a task, such as .*, got \(\)"),
     ],
 )
 def test_a_name_means_one_thing(variables, coords, grid, text):
@@ -309,6 +309,7 @@ def test_a_name_means_one_thing(variables, coords, grid, text):
         ({"function": None}, TypeError, "fn: expected a function or a Task, got None"),
         ({"variables": Variable("y", "y")}, TypeError, "variables: expected a list of results.V"),
         ({"variables": ["y"]}, TypeError, r"variables: expected a list of .*, got \['y'\]"),
+        ({"batched": True}, ValueError, r"of a batched task, such as \[Variable\(.*, got None"),
         ({"parameters": "x"}, TypeError, "parameters: expected a list of results.Variable, got"),
         ({"coords": [1]}, TypeError, "coords: expected values by dimension, got list"),
         ({"coords": {"p": 1}}, ValueError, "list of values along 'p', got 0 axes"),
