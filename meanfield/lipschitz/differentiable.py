@@ -23,7 +23,7 @@ from meanfield.linalg.norms import largest_block_norm
 from meanfield.linalg.vectors import normalised
 from meanfield.lipschitz.constant import AGREES, LocalLipschitz, moves_each_alone
 from meanfield.maps import Linearisation, Map
-from meanfield.maps.autodiff import derivative_along
+from meanfield.maps.autodiff import derivative_along, derivative_paired
 from meanfield.measures import ParticleMeasure
 
 # Largest angle, by residual over gap, between the vector found and the singular vector.
@@ -96,9 +96,9 @@ def recorded_value(F: Map, mu: ParticleMeasure, found: LocalLipschitz) -> Tensor
     """⟨u, Jv⟩ of the larger component, with a gradient in μ and in parameters of F."""
     splits, value = _splits(found), torch.zeros_like(found.value)
     if not bool(splits.all()):
-        value = value + torch.where(splits, 0.0, _length(_moved(F, mu, found)))
+        value = value + torch.where(splits, 0.0, _moved(F, mu, found))
     if bool(splits.any()):
-        value = value + torch.where(splits, _length(_split(F, mu, found)), 0.0)
+        value = value + torch.where(splits, _split(F, mu, found), 0.0)
     return value
 
 
@@ -109,29 +109,32 @@ def _splits(found: LocalLipschitz) -> Tensor:
     return found.splitting > found.particle
 
 
-def _length(image: Tensor) -> Tensor:
-    """⟨u, image⟩, u its direction, held fixed: no square leaves the number range."""
-    u = normalised(image.detach().flatten(-2))[0].reshape(image.shape)
-    return (u * image).sum((-2, -1))
+def _direction(image: Tensor) -> Tensor:
+    """u of an image: no square leaves the number range."""
+    return normalised(image.flatten(-2))[0].reshape(image.shape)
 
 
 def _moved(F: Map, mu: ParticleMeasure, found: LocalLipschitz) -> Tensor:
-    """Jv as atoms move as a whole."""
+    """⟨u, Jv⟩ as atoms move as a whole."""
     present = (mu.log_weights > -math.inf)[..., None]
     root = torch.ones_like(mu.points[..., :1])
     if found.splitting is not None:
         root = torch.where(present, 0.5 * mu.log_weights[..., None], 0.0).exp()
-    image = derivative_along(F, mu, torch.where(present, found.direction / root, 0.0))
-    return torch.where(present, root * image, 0.0)
+    along = torch.where(present, found.direction / root, 0.0)
+    image = derivative_along(F, mu, along)
+    u = _direction(torch.where(present, root.detach() * image, 0.0))
+    return derivative_paired(F, mu, along, torch.where(present, root * u, 0.0))
 
 
 def _split(F: Map, mu: ParticleMeasure, found: LocalLipschitz) -> Tensor:
-    """D_xΓ_μ(xᵢ) w, ``(*batch, 1, d_out)``: atom i is stored twice, and its copies move apart."""
+    """⟨u, D_xΓ_μ(xᵢ) w⟩: atom i is stored twice, and its copies move apart."""
     atom, step, own = _splitting(found)
-    apart = torch.cat([own, -step], -2)
-    image = derivative_along(F, _divided(mu, atom), apart)
+    apart, halves = torch.cat([own, -step], -2), _divided(mu, atom)
+    image, at = derivative_along(F, halves, apart), atom[..., None, None]
     # The images of the copies move oppositely, up to rounding.
-    return 0.5 * (image.take_along_dim(atom[..., None, None], -2) - image[..., -1:, :])
+    u = _direction(image.take_along_dim(at, -2) - image[..., -1:, :])
+    others = torch.zeros_like(image[..., :-1, :]).scatter(-2, at.expand_as(u), u)
+    return derivative_paired(F, halves, apart, 0.5 * torch.cat([others, -u], -2))
 
 
 def _splitting(found: LocalLipschitz) -> tuple[Tensor, Tensor, Tensor]:

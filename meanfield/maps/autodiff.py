@@ -163,8 +163,20 @@ def _check_spaces(name: str, mu: ParticleMeasure, out_dim: int, found: object) -
 
 
 def derivative_along(F: MeasureMap, mu: ParticleMeasure, displacement: Tensor) -> Tensor:
-    """Jε at μ, ``(*batch, n, d_out)``, itself differentiable, in μ and in parameters of F."""
-    return _Products(F, mu).along(mu.points, displacement)
+    """Jε at μ, ``(*batch, n, d_out)``, without a gradient."""
+    return _Products(F, mu).forward(displacement).detach()
+
+
+def derivative_paired(
+    F: MeasureMap, mu: ParticleMeasure, displacement: Tensor, covector: Tensor
+) -> Tensor:
+    """⟨ζ, Jε⟩ at μ, ``(*batch,)``, with a gradient in μ, ε, ζ and in parameters of F.
+
+    As ⟨Jᵀζ, ε⟩, since torch takes mean and spread for constants where the forward derivative of
+    its layer, batch and instance norms is differentiated once more.
+    """
+    (back,) = torch.func.vjp(_Products(F, mu).move, mu.points)[1](covector)
+    return (back * displacement).sum((-2, -1))
 
 
 class _Products:

@@ -48,6 +48,18 @@ def block(w, **kind):
     return Chain([attends, Residual(MLP(w["inner"], w["outer"]))])
 
 
+def norms_of_torch(w):
+    """Its own derivative of a layer norm, forwards and then backwards, is wrong."""
+
+    def normed(x):
+        return torch.nn.functional.layer_norm(x, (D,), w["gain"])
+
+    def before(mu):
+        return layer(w)(mu.replace(normed(mu.points)))
+
+    return Chain([Residual(before), Pointwise(normed)])
+
+
 def two_blocks(w):
     return Chain([block(w, causal=True), block({n: t.flip(0) for n, t in w.items()})])
 
@@ -62,6 +74,7 @@ MAPS = {
     "mlp": lambda w: MLP(w["inner"], w["outer"]),
     "block": block,
     "two blocks": two_blocks,
+    "norms of torch": norms_of_torch,
 }
 
 
