@@ -141,8 +141,9 @@ def l2_theorem_3_2(layer: Any, n: Any, *, value: Any = None) -> float:
     Args:
         layer: as for `l2_attention_inf`, of scale 1/√k.
         n: number of tokens.
-        value: W^V as `AttentionParameters.tied_l2` took it, (H, k, d) or (k, d), which the layer
-            does not tell from others of the same values; the smallest of them if None.
+        value: W^V as `AttentionParameters.tied_l2` took it, (H, v, d) or (v, d), which the layer
+            does not tell from others of the same values; if None the smallest of them, up to
+            the rounding of the layer's dtype.
 
     Raises:
         ValueError: as `l2_attention_inf`; values that are not of the paper's form, or not those
@@ -154,16 +155,16 @@ def l2_theorem_3_2(layer: Any, n: Any, *, value: Any = None) -> float:
     W, B, Q = _heads(layer)
     par = Layer.of(layer).parameters
     width = Q.shape[1]
-    if not np.allclose(as_floats(par.scale), width**-0.5, rtol=1e-12):
+    if not np.allclose(as_floats(par.scale), width**-0.5, rtol=4 * _eps(par), atol=0):
         raise ValueError(f"scale: expected 1/√{width}, that of the paper, got another")
     wanted, across = math.sqrt(width) * B, np.swapaxes(Q, -1, -2)
-    given = wanted @ np.linalg.pinv(across)
+    given = _solved(wanted, across, math.sqrt(_unseen(par)))
     if value is not None:
         own = as_floats(value, "value")
-        if own.shape not in (Q.shape, Q.shape[len(Q) == 1 :]):
-            raise ValueError(f"value: expected shape {Q.shape}, got {own.shape}")
-        given = own.reshape(Q.shape)
-    if (_sizes(given @ across - wanted) > _outside(par) * _sizes(wanted)).any():
+        if own.shape not in (given.shape, given.shape[len(Q) == 1 :]):
+            raise ValueError(f"value: expected shape {given.shape}, got {own.shape}")
+        given = own.reshape(given.shape)
+    if (_sizes((given @ across - wanted) @ Q) > _outside(par) * _sizes(wanted @ Q)).any():
         raise ValueError("values: expected W^Vᵀ W^Q W^Qᵀ/√k, got another function of queries")
     total = float((_norms(Q) ** 4 * _norms(given) ** 2).sum())
     last = np.linalg.norm(np.concatenate(W, -1), 2)
@@ -223,7 +224,7 @@ def _heads(layer: Any) -> _Heads:
             "layer: expected tied queries and keys, key = query and key_bias = query_bias, and a "
             "scale ≥ 0; otherwise it is not Lipschitz on R^d"
         )
-    B = values @ np.linalg.pinv(queries)
+    B = _solved(values, queries, _unseen(par))
     outside = _sizes(values - B @ queries)
     for h in np.flatnonzero(outside > _outside(par) * _sizes(values)):
         raise ValueError(
@@ -234,7 +235,28 @@ def _heads(layer: Any) -> _Heads:
     return outputs, B, queries
 
 
+def _solved(right: np.ndarray, matrix: np.ndarray, rtol: float) -> np.ndarray:
+    """The smallest X with X @ matrix = right, but for singular values below rtol of the largest.
+
+    One direction after the other, so that a small singular value costs the others no digits.
+    """
+    left, sizes, across = np.linalg.svd(matrix, full_matrices=False)
+    seen = sizes > rtol * sizes[:, :1]
+    parts = right @ np.swapaxes(across, -1, -2)
+    parts = np.divide(parts, sizes[:, None], out=np.zeros_like(parts), where=seen[:, None])
+    return parts @ np.swapaxes(left, -1, -2)
+
+
+def _unseen(par: AttentionParameters) -> float:
+    """Directions of which queries see less see rounding: relative, well within `_outside`."""
+    return _outside(par) / 10
+
+
 def _outside(par: AttentionParameters) -> float:
     """What rounding may leave of values outside the span of their queries, relatively."""
-    kind = np.float32 if par.query.element_size() == 4 else np.float64
-    return _OUTSIDE * par.query.shape[-2] * float(np.finfo(kind).eps)
+    return _OUTSIDE * par.query.shape[-2] * _eps(par)
+
+
+def _eps(par: AttentionParameters) -> float:
+    """That of the layer's own dtype."""
+    return float(np.finfo(np.float32 if par.query.element_size() == 4 else np.float64).eps)

@@ -10,6 +10,7 @@ import torch
 
 from meanfield import bounds
 from meanfield.attention import AttentionParameters, SelfAttention, kernels
+from meanfield.layers import Chain, LayerNorm
 from meanfield.maps import linearize
 from meanfield.measures import ParticleMeasure
 from tests import oracles
@@ -166,6 +167,57 @@ def test_values_are_a_function_of_queries_up_to_the_rounding_of_the_layer():
     par = AttentionParameters(one, one, torch.tensor([[1.0, 9e-10]], dtype=torch.float64), scale=1)
     with pytest.raises(ValueError, match="a function of its queries"):
         bounds.l2_attention_2(par, 2)
+
+
+@pytest.mark.parametrize("dim", [2, 3, 16])
+def test_directions_that_only_rounding_sees_count_for_nothing(dim):
+    """Behind LayerNorm a square Q loses one direction, up to the rounding of its dtype."""
+    Q, V = torch.randn(2, dim, dim, generator=torch.Generator().manual_seed(dim)) / dim**0.5
+    weight = 1 + 0.3 * torch.randn(dim, generator=torch.Generator().manual_seed(1))
+    rows = [
+        bounds.table(
+            Chain(
+                [
+                    LayerNorm(weight.to(dtype)),
+                    SelfAttention(
+                        AttentionParameters.tied_l2(Q.to(dtype), V.to(dtype)), kernel=kernels.l2
+                    ),
+                ]
+            ),
+            5.0,
+            10,
+        )
+        for dtype in (torch.float32, torch.float64)
+    ]
+    for name in ("L2, n tokens", "L2, Thm 3.2"):
+        single, double = (float(table.row(name)) for table in rows)
+        assert single == pytest.approx(double, rel=1e-4)
+
+
+@pytest.mark.parametrize("smallest", [1e-3, 1e-6, 1e-9])
+def test_queries_of_a_large_condition_number_keep_the_digits_of_their_values(smallest):
+    k, d, g = 4, 8, torch.Generator().manual_seed(1)
+    left, right, V = (torch.randn(*s, generator=g).double() for s in ((k, k), (d, k), (3, d)))
+    sizes = torch.logspace(0, math.log10(smallest), k, dtype=torch.float64)
+    Q = torch.linalg.qr(left)[0] * sizes @ torch.linalg.qr(right)[0].mT
+    par, c = AttentionParameters.tied_l2(Q, V), bounds.l2_spread(5)
+    exact = np.linalg.norm(V @ Q.mT, 2) / math.sqrt(k)
+    factor = math.sqrt(5) * (1 + 2 * c) + 2 * c
+    assert bounds.l2_attention_2(par, 5) == pytest.approx(factor * exact, rel=1e-6)
+    stated = math.sqrt(5 / k) * (4 * c + 1) * np.linalg.norm(V, 2)
+    assert bounds.l2_theorem_3_2(par, 5, value=V) == pytest.approx(stated, rel=1e-9)
+    assert bounds.l2_theorem_3_2(par, 5) <= stated * (1 + 1e-3)
+
+
+def test_the_theorem_that_asks_for_the_scale_of_the_paper_says_so():
+    eye = torch.eye(2)
+    par = AttentionParameters.tied_l2(eye, eye)
+    other = AttentionParameters(par.query, par.key, par.value, scale=0.5)
+    table = bounds.table(SelfAttention(other, kernel=kernels.l2), 3.0, 5)
+    assert table.row("L2, n tokens").applicable
+    assert "1/√k" in table.row("L2, Thm 3.2").reason
+    with pytest.raises(ValueError, match="scale: expected 1/√2"):
+        bounds.l2_theorem_3_2(other, 5)
 
 
 def test_bounds_are_the_smallest_of_the_products_of_norms_that_their_proofs_give():
