@@ -216,8 +216,13 @@ def test_the_theorem_that_asks_for_the_scale_of_the_paper_says_so():
     table = bounds.table(SelfAttention(other, kernel=kernels.l2), 3.0, 5)
     assert table.row("L2, n tokens").applicable
     assert "1/√k" in table.row("L2, Thm 3.2").reason
-    with pytest.raises(ValueError, match="scale: expected 1/√2"):
-        bounds.l2_theorem_3_2(other, 5)
+    near = AttentionParameters(par.query, par.key, par.value, scale=2**-0.5 * (1 + 1e-6))
+    for wrong in (other, near):
+        with pytest.raises(ValueError, match="scale: expected 1/√2"):
+            bounds.l2_theorem_3_2(wrong, 5)
+    small = AttentionParameters.tied_l2(eye, 1e-9 * eye)
+    with pytest.raises(ValueError, match="another function of queries"):
+        bounds.l2_theorem_3_2(small, 5, value=2e-9 * eye)
 
 
 def test_bounds_are_the_smallest_of_the_products_of_norms_that_their_proofs_give():

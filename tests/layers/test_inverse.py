@@ -265,6 +265,18 @@ def test_a_batch_goes_on_until_its_slowest_measure_is_inverted():
     assert found.measure.points.flatten().tolist() == pytest.approx([-1.0, 1 / 1.9], rel=1e-9)
 
 
+def test_in_the_norm_of_the_furthest_a_light_atom_counts_as_much_as_a_heavy_one():
+    """Each atom goes where the other is: what is missing at the light one is soon at the heavy."""
+    weights = torch.tensor([1e-6, 1 - 1e-6], dtype=torch.float64)
+    nu = ParticleMeasure(torch.tensor([[0.0], [1.0]], dtype=torch.float64), weights)
+    G = contractive(lambda mu: mu.replace(mu.points.flip(-2)), 0.5, constant=1.0, norm="max")
+    found = invert(G, nu, max_steps=1, strict=False, probe=False)
+    # (I + P/2)⁻¹(0, 1) = (−2, 4)/3, and the residual of (0, 1) is (1/2, 0).
+    off = found.measure.points.flatten() - torch.tensor([-2 / 3, 4 / 3], dtype=torch.float64)
+    assert float((weights * off**2).sum().sqrt()) <= float(found.error) <= 1 + 1e-12
+    assert float(found.residual) == 0.5 and not found.converged
+
+
 def test_a_constant_of_zero_holds_for_what_does_not_move() -> None:
     G = Residual(Bounded(Pointwise(lambda x: 0 * x + 1.0), 0.0), 1.0)
     found = invert(G, ParticleMeasure([[3.0]]))

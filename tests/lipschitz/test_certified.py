@@ -258,6 +258,16 @@ def test_a_bounded_map_declares_its_constant_in_every_ball():
     assert alone.displacement.tolist() == pytest.approx(radii.tolist()) and alone.upper == 1
 
 
+@pytest.mark.parametrize("norm", ["l2", "max"])
+def test_how_far_an_atom_without_mass_may_go_moves_no_other(norm):
+    mu = ParticleMeasure(torch.zeros(3, 1, dtype=F64), [0.0, 0.25, 0.75])
+    radii = torch.tensor([9.0, 1.0, 0.0], dtype=F64)
+    F = Bounded(lambda nu: nu, 0.5, norm)
+    moved = F.ball_bounds(mu, radii, splitting=False).displacement
+    expected = [0.5, 0.5 / 3**0.5] if norm == "l2" else [0.5, 0.5]
+    assert moved[1:].tolist() == pytest.approx(expected) and bool(moved.isfinite().all())
+
+
 def test_a_bounded_map_that_cannot_say_is_refused():
     with pytest.raises(NotImplementedError):
         Bounded(lambda nu: nu, 0.5).ball_bounds(cloud(), 0.1)
