@@ -331,7 +331,9 @@ def of_the_map(
     x = x.expand(*linear_map.batch_shape, *linear_map.in_shape)
 
     def off_by(x: Tensor) -> Tensor:
-        return (linear_map.matvec(x) - matrices.matvec(x)).abs().flatten(value.ndim).amax(-1)
+        # Lengths: of many entries each may be off by little, and the norm by much more.
+        off = lengths((linear_map.matvec(x) - matrices.matvec(x)).flatten(-2))
+        return off[..., None].flatten(value.ndim).amax(-1)
 
     if bool((off_by(x) <= most).all()):
         return found

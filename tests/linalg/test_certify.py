@@ -246,6 +246,16 @@ def test_a_matrix_with_one_wrong_entry_is_not_that_of_the_map(scale):
             linalg.operator_norm(lying)
 
 
+def test_a_matrix_that_is_wrong_by_a_little_everywhere_is_not_that_of_the_map():
+    """No entry of a product is off by rtol of the norm, which is off by ten times that."""
+    right = torch.full((400, 400), 1 / 400, dtype=F64)
+    maps = LinearMap.of(right[:, :1], lambda x: right @ x, lambda x: right @ x)
+    for off, good in ((0.0, True), (0.001, False)):
+        lying = replace(maps, dense=lambda part, off=off: (1 + off) * right[None])
+        found = linalg.operator_norm(lying, solver=linalg.Dense(), strict=False)
+        assert bool(found.converged) == good and (float(found.upper) < math.inf) == good
+
+
 def test_a_map_that_is_zero_agrees_beside_one_whose_matrix_is_wrong():
     right = torch.stack([torch.zeros(3, 3, dtype=F64), torch.eye(3, dtype=F64)])
     lying = replace(LinearMap.pointwise(right[:, None]), dense=lambda part: (1.1 * right)[part])
