@@ -323,6 +323,57 @@ def test_where_the_output_itself_has_moved_steps_change_it_as_much_as_they_may()
     assert float(change) <= float(found.value) <= 2 * float(change)
 
 
+def test_where_first_order_moves_the_output_steps_of_a_token_at_the_mean_change_it():
+    """At the query its value is the mean, so that its score says nothing there."""
+    keys, values = (torch.tensor([[1.0], [-1.0], [0.0]], dtype=F64) for _ in range(2))
+    delta, q = torch.tensor([0.0, 0.0, 0.1], dtype=F64), torch.zeros(1, 1, dtype=F64)
+    for epsilon in (0.001, 0.1):
+        given = {"within": (delta, 0.0), "scale": 1.0, "epsilon": epsilon}
+        found = cache_error(q, None, (keys, values), **given)
+        apart = output(q + epsilon, keys + delta[:, None], values)
+        change = float((apart - output(q + epsilon, keys, values)).abs())
+        assert change <= float(found.value) <= 4 * change
+
+
+@pytest.mark.parametrize("n", [2, 1400])  # of many tokens not all pairs are compared
+def test_far_out_an_output_is_as_far_as_values_of_one_cache_from_those_of_the_other(n):
+    keys = torch.linspace(-1, 1, n, dtype=F64)[:, None]
+    ends = (-1.0) ** torch.arange(n, dtype=F64)[:, None]
+    for centre in (0.0, 1e3):
+        old, new = (keys, centre + ends), (keys, centre + 0 * ends)
+        found = cache_error([[0.0]], old, new, epsilon=1e9)
+        assert 1 <= float(found.value) <= 1 + 1e-6
+
+
+def test_what_cancels_to_second_order_where_tokens_are_merged_is_seen():
+    """Four tokens of one value, at ±a and ±b, at their mean: term by term nothing cancels."""
+    keys, values, q = draw(8, K, seed=1), draw(8, V, seed=2), torch.zeros(K, dtype=F64)
+    keys[:4], values[:4] = 0.3 * torch.eye(K).repeat_interleave(2, 0)[:4], values[0].clone()
+    keys[1:4:2] *= -1
+    new = [torch.cat([x[:4].mean(0, keepdim=True), x[4:]]) for x in (keys, values)]
+    logs = torch.tensor([4.0, 1, 1, 1, 1], dtype=F64).log()
+    how = {"log_weights": logs, "scale": 1.0, "epsilon": 0.03}
+    bound = float(cache_error(q[None], (keys, values), new, **how).value)
+
+    def change(x):
+        return (output(x, keys, values) - output(x, *new, logs)).norm(dim=-1)
+
+    assert 0.5 * bound < climbed(change, q, 0.03, starts=8, steps=30) <= bound
+
+
+def test_the_second_order_of_a_signed_sum_is_no_less_than_it_is_anywhere():
+    keys, values, signed = 3 * draw(1, 6, K), 5 * draw(1, 6, V, seed=1), draw(1, 6, seed=2)
+    side = Side(signed, values[:, 0], values[..., 0], keys, keys)
+    for size in (1, K):  # on the line it is that sum
+        each = side._replace(gradients=keys[..., :size])
+        steps = torch.nn.functional.normalize(draw(400, size, seed=3), dim=-1)
+        t = 0.7 * steps @ each.gradients[0].mT
+        found = ((signed[0] * t.square() / 2) @ values[0]).norm(dim=-1).max()
+        bound = float(each.quadratic(signed, values, 0.7))
+        assert float(found) <= bound * (1 + 1e-12)
+        assert bound <= float(found) * (1 + 1e-12 if size == 1 else 2)
+
+
 def test_of_one_token_the_step_of_its_value_is_all_that_changes():
     one = torch.ones(1, 2, dtype=F64)
     found = cache_error([[1.0, 0.0]], None, (one, one), within=(0.3, 0.5), epsilon=1.0)
