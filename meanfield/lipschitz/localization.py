@@ -117,8 +117,8 @@ def _heads(images: list[Tensor], image: Tensor, square: Tensor) -> Tensor | None
     if not images:
         return None
     each = torch.stack(images, -3)
-    size = each.abs().sum(-3).amax().clamp_min(1e-300)
-    gap = (each.sum(-3) - image).abs().amax()
-    if bool(gap > _ADDS_UP[image.dtype] * size):
+    size = each.abs().sum(-3).amax((-2, -1), keepdim=True)
+    gap = (each.sum(-3) - image).abs()
+    if bool((gap > _ADDS_UP[image.dtype] * size).any()):
         return None
     return (each * image.unsqueeze(-3)).sum((-2, -1)) / square[..., None]

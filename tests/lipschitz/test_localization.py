@@ -70,6 +70,8 @@ def test_a_batch_is_localised_one_by_one(causal, geometry):
         torch.testing.assert_close(together.particles[k], alone.particles)
         torch.testing.assert_close(together.responses[k], alone.responses)
         torch.testing.assert_close(together.heads[k], alone.heads)
+    empty = localize(local_lipschitz(F, mu[:0], geometry=geometry), F, mu[:0])
+    assert empty.particles.shape == (0, 5) and empty.heads.shape == (0, 2)
 
 
 def test_two_heads_that_are_equal_share_equally_and_opposite_ones_work_against_each_other():
