@@ -164,6 +164,21 @@ def test_what_the_second_order_of_an_output_leaves_out_counts_its_denominator():
         assert float(beyond.max()) <= float(side.moved(epsilon)[1])
 
 
+@pytest.mark.parametrize("unit", [2.0**-600, 32.0, 2.0**600])
+def test_powers_of_two_in_keys_and_values_change_digits_of_nothing(unit):
+    old, new, logs, sink, q, epsilon = case(1)
+
+    def found(of_keys, of_values):
+        caches = [(of_keys * keys, of_values * values) for keys, values in (old, new)]
+        how = {"log_weights": logs, "sink": sink, "epsilon": float(epsilon) / of_keys}
+        return cache_error(q[None] / of_keys, *caches, **how)
+
+    one, keys, values = found(1.0, 1.0), found(unit, 1.0), found(1.0, unit)
+    for name, of_keys in (("value", 1.0), ("gap", 1.0), ("slope", unit)):
+        assert torch.equal(getattr(keys, name), of_keys * getattr(one, name))
+        assert torch.equal(getattr(values, name), unit * getattr(one, name))
+
+
 def test_the_gap_and_the_slope_are_those_of_the_outputs():
     keys, values = draw(2, 8, K), draw(2, 8, V, seed=1)
     each = [merged(*pair)[0] for pair in zip(keys, values, strict=True)]
@@ -416,7 +431,7 @@ def test_scores_beyond_the_number_range_are_refused_and_not_0():
     small = torch.tensor([[0.1], [0.2]]).double()
     for query, keys, sink in ((1e200, k, None), (1.0, small, math.inf)):
         with pytest.raises(OverflowError, match="scores leave the range"):
-            cache_error([[query]], None, (keys, V), within=(0.1, 0.1), sink=sink)
+            cache_error([[0.0], [query]], None, (keys, V), within=(0.1, 0.1), sink=sink)
 
 
 @pytest.mark.parametrize("shift", [0.0, 1e3, 1e8])
