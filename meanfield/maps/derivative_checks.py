@@ -123,6 +123,7 @@ def compare(product: Tensor, found: Sequence[Quotients], name: str) -> None:
     room = torch.where(own <= tight * nearby, room.maximum(tight * nearby), room)
     bad = ~(off <= room)
     if bool(bad.any()):
+        _check_finite(product, name)
         raise ValueError(
             f"{name}: expected a map whose derivative is that of its difference quotient, got one "
             f"that is off by {float((off / scale)[bad].max()):.1e}; keep all of it in torch "
@@ -243,9 +244,23 @@ def check_derivative(
     room = _AGREES[mu.dtype][0] * lengths(product.flatten(-2))
     room = room + 1e3 * lengths(found[0].noise) * found[0].step
     if not bool(((there - back).abs() <= room * lengths(zeta.flatten(-2))).all()):
+        for each in (product, transposed):
+            _check_finite(each, name)
         raise ValueError(
             f"{name}: its forward and reverse derivatives disagree; look for a custom "
             "autograd.Function in it"
+        )
+
+
+def _check_finite(product: Tensor, name: str) -> None:
+    """Refuse a product that is NaN or infinite at an atom."""
+    bad = ~product.isfinite().all(-1)
+    if bool(bad.any()):
+        atom = int(bad.reshape(-1, bad.shape[-1]).any(0).nonzero()[0])
+        raise NoDerivativeError(
+            f"{name}: expected a map with a finite derivative at the measure, got NaN or ∞ at "
+            f"atom {atom}, as of a square root or a norm at 0, also behind torch.where or clamp, "
+            "which pass NaN on from the branch that is not taken: change what goes into the root"
         )
 
 

@@ -133,6 +133,22 @@ def test_distances_that_are_rounded_off_near_zero_have_a_derivative_where_atoms_
     assert bool(local_lipschitz(F, measure()).converged)
 
 
+@pytest.mark.parametrize(
+    "T",
+    [
+        torch.sqrt,
+        lambda x: x * x.abs().sqrt(),
+        lambda x: x / x.square().sum(-1, keepdim=True).sqrt().clamp_min(0.1),
+        lambda x: torch.where(x > 1, x.log(), x),
+    ],
+)
+def test_a_derivative_that_is_not_finite_at_an_atom_is_refused_by_name(T):
+    mu = measure()
+    mu = mu.replace(mu.points.abs().index_fill(0, torch.tensor([3]), 0.0))
+    with pytest.raises(NoDerivativeError, match="finite derivative .* at atom 3"):
+        linearize(moving(T), mu)
+
+
 def test_curvature_and_kinks_nearby_are_no_kinks():
     mu = ParticleMeasure([[1e-3], [-2e-6], [1.0]])
     for T in (torch.abs, torch.relu, lambda x: (300 * x).sin(), lambda x: x * x.abs()):
