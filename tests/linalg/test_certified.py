@@ -18,6 +18,7 @@ from meanfield.layers import MLP, Chain, LayerNorm, Residual, RMSNorm, Sum
 from meanfield.linalg import Candidate, Certified, Dense, LinearMap, certify, operator_norm
 from meanfield.linalg.blocks import Core, TokenBlocks
 from meanfield.linalg.certain import row_bound, top_eigenvalues
+from meanfield.linalg.evidence import proved
 from meanfield.linalg.norms import largest_block_norm
 from meanfield.lipschitz import local_lipschitz
 from meanfield.maps import Map, linearize
@@ -191,6 +192,15 @@ def test_blocks_of_an_algebra_of_maps_are_those_of_its_matrix_or_none():
             wanted = torch.einsum("ijad,ijbd->iab", dense, dense)
             gram, _ = blocks.gram(torch.ones(N, N, dtype=F64), slice(0, N))
             torch.testing.assert_close(gram, wanted, rtol=1e-10, atol=1e-11)
+
+
+def test_a_bound_is_not_rounded_down_to_single_precision():
+    """Of one row of two numbers it is their length, which single precision does not hold."""
+    pairs = torch.randn(100, 2, generator=torch.Generator().manual_seed(0))
+    J = LinearMap.pointwise(pairs[:, None, None, :])
+    found = proved(J, [torch.ones(1, 1)] * len(pairs))
+    truth = torch.linalg.vector_norm(pairs.double(), dim=-1)
+    assert bool((truth <= found).all()) and bool((found <= truth * (1 + 1e-6)).all())
 
 
 @pytest.mark.parametrize("name", MAPS)
