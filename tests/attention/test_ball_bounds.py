@@ -323,6 +323,17 @@ def test_blocks_under_sigmoids_change_by_no_more_than_each_is_said_to(points):
         assert (0.3 if eps < 1 else 0) < float(far_moved.max()) <= 1 + 1e-9
 
 
+@pytest.mark.parametrize("sign", [-1.0, 1.0])
+def test_an_output_moves_as_a_sigmoid_rises_from_below_and_falls_from_above(sign):
+    """The farther way of a small sigmoid is up, and of a large one down."""
+    par = AttentionParameters.from_bilinear([[0.04 * sign]], [[1.0]])
+    F = SelfAttention(par, normalization=normalizations.sigmoid)
+    x = 10 + torch.linspace(-1, 1, 41, dtype=F64)[:, None, None]
+    images = F(ParticleMeasure(x)).points - F(ParticleMeasure([[10.0]])).points
+    most = float(F.ball_bounds(ParticleMeasure([[10.0]]), 1.0).displacement)
+    assert 0.5 * most < float(images.abs().max()) <= most
+
+
 @pytest.mark.parametrize("turns", ["query", "key"])
 @pytest.mark.parametrize("kernel", [kernels.cosine(3.0, eps=1e-6), kernels.qk_norm(eps=1e-6)])
 def test_scores_without_a_slope_move_as_normalised_vectors_turn(kernel, turns):
