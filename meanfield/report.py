@@ -164,7 +164,8 @@ def _outcome(ds: xr.Dataset) -> str:
 def _troubles(ds: xr.Dataset) -> Iterator[str]:
     """The messages of failed cases with their numbers, and what did not converge."""
     texts = ds["message"].values.ravel() if "message" in ds else ()
-    messages = Counter(str(text) for text in texts if text).most_common()
+    # Where xarray has masked a case stands NaN, which is no message.
+    messages = Counter(text for text in texts if isinstance(text, str) and text).most_common()
     yield from (f"{n} failed: {text}" for text, n in messages[:_MESSAGES])
     if len(messages) > _MESSAGES:
         yield f"… and {len(messages) - _MESSAGES} other messages"
