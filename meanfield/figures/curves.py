@@ -9,6 +9,7 @@ import numpy as np
 import xarray as xr
 
 from meanfield.figures.canvas import FORMULA
+from meanfield.figures.legends import NOT_CONVERGED
 from meanfield.results.cases import is_true
 
 if TYPE_CHECKING:
@@ -144,6 +145,6 @@ def mark_unconverged(ax: Axes, x: Any, y: Any, converged: Any) -> None:
     )
     bad = ~good & np.isfinite(y)
     if bad.any():
-        known = any(line.get_label() == "not converged" for line in ax.get_lines())
-        label = "_not converged" if known else "not converged"
+        known = any(line.get_label() == NOT_CONVERGED for line in ax.get_lines())
+        label = f"_{NOT_CONVERGED}" if known else NOT_CONVERGED
         ax.plot(x[bad], y[bad], "x", color="red", markersize=9, zorder=5, label=label)

@@ -12,6 +12,8 @@ from meanfield.checks import choice
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+NOT_CONVERGED = "not converged"  # the name of crosses over points of any curve
+
 
 def place_legend(ax: Axes, legend: bool | str) -> None:
     """The legend where it is wanted, see the option of `canvas.figure`."""
@@ -28,7 +30,7 @@ def _at_ends(ax: Axes) -> None:
 
     handles: list[Any] = ax.get_legend_handles_labels()[0]
     lines: list[Any] = [one for one in handles if isinstance(one, Line2D)]
-    curves = [line for line in lines if len(line.get_xdata())]
+    curves = [one for one in lines if len(one.get_xdata()) and one.get_label() != NOT_CONVERGED]
     inside = ax.transData + ax.transAxes.inverted()
     ax.autoscale_view()
     named = []

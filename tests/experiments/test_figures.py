@@ -39,7 +39,7 @@ from meanfield.experiments import (
     two_dirac,
 )
 from meanfield.figures.charts import Chart, Curve, Law
-from meanfield.figures.curves import curve, formula, law
+from meanfield.figures.curves import curve, formula, law, mark_unconverged
 from meanfield.figures.legends import place_legend
 from meanfield.figures.plots import exponents, figures_of, secants
 from meanfield.figures.selection import best, by_level, levels, model_and_text, select
@@ -578,9 +578,11 @@ def test_what_is_no_curve_is_named_below():
     ax = Figure().subplots()
     ax.plot([0.0, 1.0], [0.0, 1.0], label="curve")
     ax.errorbar([0.0, 1.0], [1.0, 2.0], 0.1, fmt="o", label="interval")
+    mark_unconverged(ax, [0.5], [0.5], [False])
     place_legend(ax, "ends")
     assert [text.get_text() for text in ax.texts] == ["curve"]
-    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["interval"]
+    below = {text.get_text() for text in ax.get_legend().get_texts()}
+    assert below == {"interval", "not converged"}
 
 
 def test_names_at_the_ends_of_curves_stand_apart_and_below_the_title():
