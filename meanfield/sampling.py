@@ -152,8 +152,10 @@ def interleaved_diracs(
     Masked attention averages over the past. On the product of a law of positions with two Diracs
     its derivative is a running mean of the plain one. The norm of this mean tends to Hardy's
     factor 2 (p/(p−1) in d_p) as the number of scales grows and the growth tends to 1: the local
-    constant rises to `meanfield.bounds.masked_two_dirac_lower`. For ‖A‖R² = 9, where the limit is
-    101,795: 82,619 with 20 scales and growth 2, 94,995 with 200 scales and growth 1.3.
+    constant rises to `meanfield.bounds.masked_two_dirac_lower`, and for small ‖A‖R² above it, as
+    that is of one entry of the derivative (1.64 at ‖A‖R² = 1/4, where 300 scales of growth 1.1
+    have 1.81). For ‖A‖R² = 9, where it is 101,795: 82,619 with 20 scales and growth 2, 94,995
+    with 200 scales and growth 1.3.
 
     Args:
         radius: R ≥ 0, a number or a batch (...).

@@ -73,8 +73,8 @@ def masked_two_dirac_lower(gamma: Any, radius: Any, *, p: Any = 2.0) -> Any:
     """p/(p−1) times `two_dirac_lower`: what masked attention reaches in the conditional d_p.
 
     Light and heavy atoms interleaved in one proportion at every scale of position
-    (`meanfield.sampling.interleaved_diracs`) tend to it: there the masked average is Hardy's
-    running mean of the plain one.
+    (`meanfield.sampling.interleaved_diracs`) tend to it or above: there the masked average is
+    Hardy's running mean of the plain one.
 
     Args:
         gamma: scaling factor γ.

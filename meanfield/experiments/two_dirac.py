@@ -325,7 +325,8 @@ _PLAIN = (
 _MASKED = (
     "Masked constants against R²: of the best two Diracs, and of light and heavy atoms "
     "interleaved at many scales of position. With ever more scales these tend to the lower line, "
-    "2 max_t √(t(1−t)) (1+2(1−t)c) e^c with c = γR²; no constant is above the upper one."
+    "2 max_t √(t(1−t)) (1+2(1−t)c) e^c with c = γR², or, where R is small, above it; no constant "
+    "is above the upper one."
 )
 
 

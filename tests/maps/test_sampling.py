@@ -70,6 +70,16 @@ def test_the_interleaved_family_climbs_towards_twice_the_plain_constant():
     assert found[3] < limit < bounds.masked_mean_field(1.0, 1.0, 3.0)
 
 
+def test_in_a_small_ball_the_interleaved_family_climbs_above_the_bound_of_one_entry():
+    log_ratio = bounds.two_dirac_best_log_ratio(1.0, 0.5)
+    F = SelfAttention(AttentionParameters.from_bilinear([[-1.0]], [[1.0]]), causal=True)
+    mu = sampling.interleaved_diracs(0.5, log_ratio, [1.0], scales=300, growth=1.1)
+    found = float(local_lipschitz(F, mu).value)
+    assert found == pytest.approx(1.81, abs=0.005)
+    assert bounds.masked_two_dirac_lower(1.0, 0.5) == pytest.approx(1.64, abs=0.005)
+    assert found < bounds.masked_mean_field(1.0, 1.0, 0.5)
+
+
 def test_the_interleaved_family_is_two_diracs_at_every_position():
     ratios = torch.tensor([-900.0, 1.0], dtype=F64)
     mu = sampling.interleaved_diracs(2.0, ratios, [0.0, 3.0], scales=3, growth=4.0)
