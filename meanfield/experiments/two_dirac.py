@@ -425,8 +425,9 @@ def answer(ds: xr.Dataset) -> list[str]:
     lines = []
     for _, causal, cases in by_level(rows, "causal"):
         top = select(cases, radius=cases.radius.values.max())
-        # Masked, light and heavy atoms at every scale of position may be worse than two.
-        found = float(np.fmax(top.value, top.interleaved).max())
+        # Masked, atoms at every scale of position may be worse than two, and n tokens than those.
+        of = ("value", "interleaved", "euclidean")
+        found = float(np.nanmax([top[name].max() for name in of]))
         where = f"{kind(causal)}, R = {float(top.radius[0]):.15g}"
         ends = zip(("mean_field_bound", "theorem_3_5"), (9, 3), strict=True)
         bound, paper = (outward(float(top[name][0]), digits, up=True) for name, digits in ends)

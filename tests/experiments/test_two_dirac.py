@@ -130,10 +130,14 @@ def test_a_run_ends_with_the_largest_constant_between_its_bounds():
         secant_tokens=(),
     )
     lines = two_dirac.answer(two_dirac.EXPERIMENT.run(settings, progress=False))
-    # At R = 1 thirteen masked tokens are worse than two atoms, and interleaved atoms than both.
+    # At R = 1 thirteen masked tokens are worse than two atoms, and interleaved atoms than both,
+    # but not those at few positions.
     tokens = replace(settings, radii=(1.0,), n_tokens=(13,))
     last = two_dirac.answer(two_dirac.EXPERIMENT.run(tokens, progress=False))[-1]
     assert "masked, R = 1: largest constant found 5.3402" in last
+    ds = two_dirac.EXPERIMENT.run(replace(tokens, n_tokens=(36,), scales=5), progress=False)
+    assert float(ds.interleaved.max()) < 0.9 * float(ds.euclidean.max())
+    assert f"found {float(ds.euclidean.max()):,.9g};" in two_dirac.answer(ds)[-1]
     plain, masked = ([float(x) for x in re.findall(r"[\d.]+(?:e\+\d+)?", s)] for s in lines)
     radius, found, bound = plain[:3]
     assert radius == 2.0
