@@ -151,9 +151,8 @@ class Experiment:
         return self.finish(sweep(**self.plan(settings), **how))
 
     def finish(self, ds: xr.Dataset) -> xr.Dataset:
-        """A sweep as it was stored, with what is fitted at the end; the same if it has that.
+        """A sweep as it was stored, or a selection of its cases, with what is fitted to them.
 
-        The same as well if no case has an answer, or if the cases are no longer in rows.
+        The same if no case has an answer, or if the cases are no longer in rows.
         """
-        done = "fit" in ds.sizes or not answered(ds).sizes.get("case")
-        return ds if done else self.conclude(ds)
+        return self.conclude(ds) if answered(ds).sizes.get("case") else ds

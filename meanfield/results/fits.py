@@ -196,7 +196,7 @@ def with_laws(
     along: str | None = None,
     groups: str | None = None,
 ) -> xr.Dataset:
-    """The Dataset with power laws of quantities against n; as it is if there is no curve.
+    """The Dataset with power laws of quantities against n, if there is a curve, and no others.
 
     Points whose ``..._converged`` is false, NaN and zeros, of which a power law has none, are left
     out, and curves with fewer than five values of n at the others.
@@ -208,12 +208,13 @@ def with_laws(
         along: a dimension, each of whose places has one.
         groups: a dimension whose places are the groups of the jackknife.
     """
+    ds = ds.drop_dims("fit", errors="ignore")  # of cases that may no longer be there
     curves = []
     for place in itertools.product(*(np.unique(ds[name]).tolist() for name in by)):
         labels: dict[str, Any] = dict(zip(by, place, strict=True))
         keep = np.all([ds[name].values == value for name, value in labels.items()], axis=0)
         rows = ds.isel(case=np.flatnonzero(keep))
-        for quantity in quantities:
+        for quantity in filter(ds.__contains__, quantities):
             for at in rows[along].values.tolist() if along else [None]:
                 here = {along: at} if along else {}
                 curve = _curve(rows.sel(here), quantity, groups)

@@ -377,11 +377,18 @@ def test_exponents_of_one_kind_stand_above_their_layer(datasets):
 
 def test_one_length_has_no_power_laws_and_no_figure_of_them(datasets):
     ds = datasets["real_text"]
-    one = real_text.EXPERIMENT.finish(
-        ds.isel(case=np.flatnonzero(ds.n_tokens == ds.n_tokens[0])).drop_dims("fit")
-    )
+    one = real_text.EXPERIMENT.finish(ds.isel(case=np.flatnonzero(ds.n_tokens == ds.n_tokens[0])))
     with pytest.raises(NoCases, match="power laws are fitted to five values of n_tokens"):
         exponents({"constant": ""})(one)
+
+
+def test_laws_are_of_the_cases_that_are_there(datasets):
+    ds = datasets["real_text"]
+    finish = real_text.EXPERIMENT.finish
+    assert finish(ds).identical(ds)
+    some = finish(ds.isel(case=np.flatnonzero(ds.n_tokens != ds.n_tokens[0])))
+    assert "fit" not in some.sizes  # four values of n are too few
+    assert "seen" not in finish(ds.drop_vars("seen")).fit_quantity.values
 
 
 def test_a_bound_that_is_nowhere_known_has_no_entry_in_the_legend(datasets):
