@@ -71,13 +71,17 @@ def check_dataset(ds: xr.Dataset) -> None:
         check_names(attrs)
         check_attrs(attrs, owner)
     for name, variable in ds.variables.items():
-        kind, texts = variable.dtype.kind, variable.values.flat
-        if kind == "O" and all(isinstance(text, str) for text in texts):
-            continue
+        kind, got = variable.dtype.kind, str(variable.dtype)
+        if kind == "O":
+            others = [one for one in variable.values.flat if not isinstance(one, str)]
+            if not others:
+                continue
+            got = f"{others[0]!r:.80} among objects"
         if kind not in "biufUT" or (variable.dtype.itemsize not in (4, 8) and kind == "f"):
             raise TypeError(
-                f"{name}: expected real numbers, truth values or text, got {variable.dtype}; "
-                "store complex numbers as two real variables"
+                f"{name}: expected real numbers, truth values or text, got {got}; store complex "
+                "numbers as two real variables, fillna('') what xarray's where and merge have "
+                "left of texts, and reset_index an index of several levels"
             )
 
 

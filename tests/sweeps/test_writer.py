@@ -187,6 +187,20 @@ def test_lost_chunks_and_variables_and_those_that_were_added_by_hand_are_named(t
         (lambda ds: ds.assign(t=("case", np.array(["a\0"] * 5, object))), "nc", ValueError, "NUL"),
         (lambda ds: ds.assign(z=("case", np.ones(5) * 1j)), "nc", TypeError, "two real variables"),
         (lambda ds: ds.assign(z=("case", np.ones(5, "g"))), "zarr", TypeError, "z: expected real"),
+        (
+            lambda ds: ds.assign(t=("case", np.array(["a", np.nan, "", "", ""], object))),
+            "nc",
+            TypeError,
+            r"t: .*got nan among objects.*fillna\(''",
+        ),
+        (
+            lambda ds: xr.Dataset(
+                {"y": ("case", range(2))}, {"a": ("case", [0, 1]), "b": ("case", [2, 3])}
+            ).set_index(case=["a", "b"]),
+            "zarr",
+            TypeError,
+            r"case: .*got \(0, 2\) among objects.*reset_index",
+        ),
         (lambda ds: ds.assign_attrs(z=np.complex128(1j)), "zarr", TypeError, "attribute 'z' of d"),
         (lambda ds: ds.assign_attrs(strict=True), "nc", TypeError, "attribute 'strict' of ds"),
         (lambda ds: ds.assign_attrs(spec={"a": 1}), "zarr", TypeError, "provenance"),
