@@ -466,7 +466,7 @@ def _report(options: argparse.Namespace) -> int:
 
 
 def _finished(path: Path) -> tuple[xr.Dataset, str | None]:
-    """A Dataset, and the name of the experiment that made it, if its cases are still in rows."""
+    """A Dataset, and the name of the experiment that made it, if it still has its dimensions."""
     from meanfield import results
     from meanfield.results.cases import answered, first_message
 
@@ -474,6 +474,8 @@ def _finished(path: Path) -> tuple[xr.Dataset, str | None]:
     name = ds.attrs.get("experiment")
     if name not in EXPERIMENTS or "case" not in ds.sizes:
         return ds, None
+    if not all({*v.dims} <= {*ds[v.name].dims} for v in get(name).variables if v.name in ds):
+        return ds, None  # of one layer, say, or a mean over windows
     if not answered(ds).sizes["case"]:
         n_failed = int((ds["message"] != "").sum())
         raise ValueError(f"{path}: no case has an answer, {n_failed} failed{first_message(ds)}")

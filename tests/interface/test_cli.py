@@ -228,6 +228,15 @@ def test_the_cube_of_a_run_has_the_page_of_any_dataset(tmp_path, capsys):
     assert two_dirac.EXPERIMENT.finish(results.to_cube(ds)).identical(results.to_cube(ds))
 
 
+def test_a_run_at_one_step_has_the_page_of_any_dataset(finished, tmp_path, monkeypatch):
+    monkeypatch.setattr(two_dirac, "EXPERIMENT", FEWER)
+    ds = results.read_dataset(finished / "two-dirac.zarr")[["value", "euclidean_secant"]]
+    for one in (ds.isel(step=0), ds.mean("step", keep_attrs=True)):
+        path = results.write_dataset(one, tmp_path / "one.nc")
+        assert cli.main(["report", str(path)]) == 0
+        assert 'alt="local Wasserstein constant' in path.with_suffix(".html").read_text("utf-8")
+
+
 def test_status_is_of_the_store_that_is_named(tmp_path, capsys):
     for n, name in ((1, "exp"), (2, "exp.sweep")):
         sweep(Task(lambda x: {"y": x}, name="one"), {"x": range(n)}, store=tmp_path / name)
