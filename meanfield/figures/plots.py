@@ -90,7 +90,7 @@ def plot_growth(
     by: str | None = None,
     bounds: Sequence[str] = (),
 ) -> Axes:
-    """A number of each case against a parameter, and bounds of it, dashed.
+    """A number of each case against a parameter, with their units, and bounds of it, dashed.
 
     An axis is logarithmic if the values of x, or of y, are positive and span a factor of 10; a
     bound is then drawn where it is positive.
@@ -126,6 +126,8 @@ def growth(ds: xr.Dataset, x: str, y: str, by: str | None, bounds: Sequence[str]
     """The chart of `plot_growth` for this Dataset."""
     told = {str(name): str(ds[name].attrs.get("long_name", name)) for name in (x, y, *bounds)}
     words = {name: in_words(text) for name, text in told.items()}
+    units = {name: literal(str(ds[name].attrs.get("units") or "1")) for name in (x, y)}
+    axes = {name: f"{words[name]} [{unit}]".removesuffix(" [1]") for name, unit in units.items()}
     columns = (map(unless_nan, listed(ds[name].values)) for name in (x, by) if name)
     places = list(zip(*columns, strict=True))
     values = [] if by is None else levels(ds, by)
@@ -151,8 +153,8 @@ def growth(ds: xr.Dataset, x: str, y: str, by: str | None, bounds: Sequence[str]
         by=by or "",
         log="".join(axis for axis, scale in scales if scale == "log"),
         ticks=True,
-        xlabel=words[x],
-        ylabel=words[y],
+        xlabel=axes[x],
+        ylabel=axes[y],
     )
 
 

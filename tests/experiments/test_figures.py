@@ -493,6 +493,13 @@ def test_what_is_no_number_is_not_drawn_against_one():
             figures.plot_growth(ds, **asked)
 
 
+def test_axes_have_the_units_of_what_is_drawn():
+    gain = ("case", [1.0, 2.0], {"long_name": "gain", "units": "$/m"})
+    ds = xr.Dataset({"y": gain}, {"x": ("case", [1.0, 2.0], {"units": "1"})})
+    ax = figures.plot_growth(ds, x="x", y="y")
+    assert (ax.get_xlabel(), ax.get_ylabel()) == ("x", r"gain [\$/m]")
+
+
 def test_logarithmic_axes_have_one_kind_of_number():
     rows = xr.Dataset({"y": ("case", [1.0, 30.0])}, {"n": ("case", [1.0, 5000.0])})
     ax = figures.plot_growth(rows, x="n", y="y")
