@@ -51,7 +51,9 @@ def plot_particle_paths(ds: xr.Dataset, *, ax: Axes) -> Axes:
     else:
         draw_paths(ax, points)
         ax.set(xlabel="$x_1$", ylabel="$x_2$")
-    ax.set_title(f"Paths of the particles{projection(points)}")
+    n_cases = ds.sizes["case"] if "case" in ds.points.dims else 1
+    first = f"\nthe first of {n_cases} cases" if n_cases > 1 else ""
+    ax.set_title(f"Paths of the particles{projection(points)}{first}")
     return ax
 
 

@@ -356,7 +356,7 @@ def test_a_flow_is_drawn_as_it_comes(dim):
     both = xr.concat([flow, flow], "case").assign_coords(beta=("case", [1.0, 2.0]))
     assert list(figures_of(both)) == ["paths"]
     for name, draw in figures_of(both).items():
-        assert draw(both).get_title(), name
+        assert draw(both).get_title().endswith("\nthe first of 2 cases"), name
 
 
 def test_points_that_are_no_paths_have_no_figure():
