@@ -80,7 +80,9 @@ class TransportResult(Answer, noun="distance", title="Wasserstein distance"):
     rounding: Any = labelled(
         "width that rounding leaves open", units="length", beside=True, shown=False, default=None
     )
-    conditional: bool = False
+    conditional: bool = labelled(
+        "whether it is a conditional distance", attribute=True, shown=False, default=False
+    )
 
     @cached_property
     def coupling(self) -> Coupling | None:
@@ -191,7 +193,7 @@ class TransportResult(Answer, noun="distance", title="Wasserstein distance"):
         return path
 
     def to_dataset(self) -> xr.Dataset:
-        """Distance, ends and potentials; the coupling of a single pair along `entry`."""
+        """Distance, ends and potentials, and the coupling along `entry`; a batch along `case`."""
         plan = self.coupling
         values = (
             *(self.potentials or (None, None)),

@@ -63,6 +63,7 @@ def test_the_datasets_hold_the_numbers():
     pair = PAIR.to_dataset()
     cost = np.square(POINTS[0].numpy()[pair.row] - POINTS[1].numpy()[pair.column]).sum(-1)
     assert float((np.exp(pair.log_mass) * cost).sum()) == pytest.approx(float(pair.distance) ** 2)
+    assert [DATASETS[name].to_dataset().conditional for name in ("pairs", "infinite")] == [0, 1]
     assert DATASETS["shares"].to_dataset().head_share.sum() == pytest.approx(1.0)
 
 
