@@ -95,10 +95,10 @@ def tokens_lower(norm_A: Any, radius: Any, n: Any) -> Any:
     """max_z √(2(n−2)) c√(1−z²)/(2 + (n−2)e^{−c(1+z)}): what n tokens reach.
 
     A = −(c/R²)I, n − 2 tokens stand at −Re₁ and see two at R(z, ±√(1−z²)), which are the first
-    under a mask and move along e₁ in opposite senses. For c ≫ ln n it is c√(n/2)(1 + o(1)), the
-    upper end (`tokens`): √n hides the factor c. For few tokens, and for e^c < n < e^{2c},
-    ½√((n−1)(1 + c² + ln(n−1))) is larger, without a mask: A/‖A‖ is a rotation, and n − 1 tokens
-    at x, |x| = R, pay half of their attention to one at −x, ⟨Ax, −2x⟩ = ln(n−1).
+    under a mask and move along e₁ in opposite senses. For c ≫ ln n it is c√(n/2 − 1)(1 + o(1)),
+    for many tokens the upper end (`tokens`): √n hides the factor c. For few tokens, and for
+    e^c < n < e^{2c}, ½√((n−1)(1 + c² + ln(n−1))) is larger, without a mask: A/‖A‖ is a rotation,
+    and n − 1 tokens at x, |x| = R, pay half of their attention to one at −x, ⟨Ax, −2x⟩ = ln(n−1).
 
     Args:
         norm_A: spectral norm ‖A‖.

@@ -178,10 +178,10 @@ def tokens(
 
     C = n max_a (a min(a,q)(1+2(1−a)c)² + (1−a) min(1−a,q)(1−2ac)²) over 0 ≤ a ≤ 1, with
     q = 1/(1+(n−1)e^{−2c}), what one token can get of attention. It grows as c√(n/2) up to about
-    n = e^{2c}, then levels off; that is sharp for n ≪ e^c, and within √2 of `tokens_lower` up to
-    n = e^{2c}, both as c → ∞. Masked it is the least of
-    three numbers: with q = 1 and without D(c); with the sum over i ≤ n of those maxima for i
-    tokens, and ‖A‖R² added; and `masked_mean_field`.
+    n = e^{2c}, then levels off. As c → ∞ that is sharp for 1 ≪ n ≪ e^c, and within √2 of
+    `tokens_lower` from n = 12 to n = e^{2c}; for two tokens it is 4 times as much. Masked it is
+    the least of three numbers: with q = 1 and without D(c); with the sum over i ≤ n of those
+    maxima for i tokens, and ‖A‖R² added; and `masked_mean_field`.
 
     Args:
         norm_A: spectral norm ‖A‖.
@@ -240,7 +240,7 @@ def log_row(c: np.ndarray, log_q: np.ndarray) -> np.ndarray:
     """log max_a a min(a,q)(1+2(1−a)c)² + (1−a) min(1−a,q)(1−2ac)²: Σⱼ P_ij²|e+sⱼu|² at most.
 
     For q ≤ ½ it is q(1+c²), at a = ½. For q > ½ it is at some a ≥ ½. Up to q the derivative in
-    y = 2a − 1 is (2cy − 1)(cy² − y − c)/2, and the second factor is negative; beyond q a local
+    y = 2a − 1 is (2cy − 1)(cy² − y − c), and the second factor is negative; beyond q a local
     maximum is the middle one of three roots of a cubic in b = 1 − a.
     """
     q = np.exp(log_q)[..., None]

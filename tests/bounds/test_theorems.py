@@ -433,6 +433,17 @@ def test_the_rate_of_a_flow_is_that_of_plain_attention():
     assert 1.6 < float(found) < 2  # Hardy's inequality has the constant 2
 
 
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_bound_of_tokens_is_sharp_for_many_of_them(causal):
+    c, n = 300.0, np.array([2, 12, 100, 1e4, 1e6])
+    ratio = bounds.tokens(c, 1.0, 1.0, n, causal=causal) / bounds.tokens_lower(c, 1.0, n)
+    assert (np.diff(ratio) < 0).all() and ratio[-1] < 1.0001
+    assert ratio[0] == pytest.approx(4.0, rel=1e-3) and ratio[1] < 2**0.5
+    n = np.exp(np.linspace(5, 2 * c, 500)).round()
+    ratio = bounds.tokens(c, 1.0, 1.0, n) / bounds.tokens_lower(c, 1.0, n)
+    assert (ratio < 2**0.5).all()
+
+
 def test_how_much_larger_the_paper_s_bound_of_tokens_is():
     c, n = np.meshgrid(np.geomspace(1e-4, 60, 60), [2, 3, 10, 100, 1000, 10**5])
     paper = bounds.theorem_3_3(c, 1.0, 1.0, n)
