@@ -98,6 +98,16 @@ def test_of_a_linear_network_it_is_the_distance_to_the_nearest_other_class(token
     assert float(found.first_order) == pytest.approx(exact, rel=1e-12)
 
 
+def test_a_mean_moves_by_the_shares_of_atoms_that_are_there():
+    mu = ParticleMeasure(draw(3, D), weights=[0.25, 0.75, 0.0])
+    moved = torch.tensor([1.0, 2.0, math.inf], dtype=F64)
+    assert float(readout().moved(moved, mu)) == pytest.approx(1.75)
+    assert float(readout(token=1).moved(moved, mu)) == 2.0
+    # And by no more than the L² norm of displacements says.
+    assert float(readout().stretch(mu)) == 1.0
+    assert float(readout(token=0).stretch(mu)) == pytest.approx(2.0)
+
+
 def flipped(F, read, mu, radius, starts=1000, steps=4, seed=0):
     """Attacks by projected gradients from the sphere that change the class within the radius."""
     label = int(read(F(mu)).argmax())
