@@ -184,7 +184,8 @@ def _check_free(owner: Any, attrs: Mapping[Any, Any], taken: Sequence[str]) -> N
         if name in attrs:
             raise ValueError(
                 f"attributes of {owner}: expected none that says how numbers are stored, got "
-                f"{name!r}; give it another name"
+                f"{name!r}; read_dataset, not xarray, reads a file of this library without it, "
+                "and one of your own needs another name"
             )
 
 

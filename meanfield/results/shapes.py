@@ -117,7 +117,8 @@ def numbers(ds: xr.Dataset) -> dict[str, float]:
         {'block/layer0': 2.0, 'block/layer2': 3.5, 'loss': 0.5}
     """
     found = {}
-    done = ds["status"].isin((OK, NOT_CONVERGED)) if has_status(as_dataset(ds)) else None
+    ds = as_dataset(ds).compute()  # what xarray has opened may wait to be read
+    done = ds["status"].isin((OK, NOT_CONVERGED)) if has_status(ds) else None
     for name, column in ds.data_vars.items():
         if column.dtype.kind not in "biuf":
             continue

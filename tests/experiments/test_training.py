@@ -114,6 +114,12 @@ def test_numbers_of_a_table_are_flat_and_leave_out_what_is_none():
         results.numbers({})
 
 
+def test_numbers_of_a_table_that_waits_to_be_read_are_read():
+    pytest.importorskip("dask")
+    ds = xr.Dataset({"a": ("x", [1.0, 2.0])})
+    assert results.numbers(ds.chunk()) == results.numbers(ds) == {"a/x0": 1.0, "a/x1": 2.0}
+
+
 def test_the_run_in_data_is_certain_and_the_example_draws_it(tmp_path, monkeypatch):
     path = ROOT / "data" / "training.nc"
     ds = results.read_dataset(path)

@@ -234,6 +234,15 @@ def test_what_a_format_would_lose_is_refused_and_the_old_file_stays(
     assert results.read_dataset(path).identical(before) and [*tmp_path.iterdir()] == [path]
 
 
+def test_a_file_that_xarray_has_opened_is_sent_to_its_own_reader(tmp_path):
+    ds = xr.Dataset({"k": ("case", [1, 2])})
+    path = results.write_dataset(ds, tmp_path / "a.nc")
+    opened = xr.load_dataset(path, engine="scipy")
+    with pytest.raises(ValueError, match="read_dataset, not xarray"):
+        results.write_dataset(opened, tmp_path / "b.nc")
+    results.write_dataset(results.read_dataset(path), tmp_path / "b.nc")
+
+
 def test_what_netcdf_3_does_not_hold_is_refused_with_what_holds_it(tmp_path, monkeypatch):
     """A limit of 60 bytes stands for 2 GiB."""
     monkeypatch.setattr(encoding, "_MOST_BYTES", 60)
