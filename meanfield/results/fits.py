@@ -80,7 +80,7 @@ def fit_power(
     total = as_floats(x, "x").size
     x, y, group = _points(x, y, groups, converged)
     if exponent is None and np.ptp(x) == 0:
-        raise ValueError(f"x: expected at least two different values to fit p, got only {x[0]!r}")
+        raise ValueError(f"x: expected at least two different values to fit p, got {x[0]:.15g}")
     log_x, log_y = np.log(x), np.log(y)
     log_c, p = _solve(log_x, log_y, exponent)
     width = _half_widths(log_x, log_y, group, exponent, level)
