@@ -174,7 +174,7 @@ class Pointwise(Particlewise):
         """
         points = mu.points.detach()
         image, pull, *_ = torch.func.vjp(lambda x: self(mu.replace(x)).points, points)
-        self._check_alone(points, image, present_rows(mu) > 0)
+        self._check_alone(points, image.detach(), present_rows(mu) > 0)
 
         def push(eps: Tensor) -> Tensor:
             moved: Tensor = pushed_forward(self._moved, points, eps.contiguous())[1]

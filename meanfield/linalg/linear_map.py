@@ -344,6 +344,16 @@ class LinearMap:
         """The same maps by their matrices: assembled once, every product is one with them."""
         return self._by_matrices(self.to_dense())
 
+    def without_gradient(self) -> LinearMap:
+        """The same maps, whose products and matrices record nothing."""
+        quietly = torch.no_grad()
+        return replace(
+            self,
+            matvec=quietly(self.matvec),
+            rmatvec=quietly(self.rmatvec),
+            dense=None if self.dense is None else quietly(self.dense),
+        )
+
     def block(self, index: Tensor) -> LinearMap:
         """Of blocks along the last batch axis one each, ``(*batch,)``, by its matrices."""
         chosen = self.to_dense().take_along_dim(index[..., None, None, None], -3)

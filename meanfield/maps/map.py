@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import wraps
 from types import FunctionType
 from typing import Any, NamedTuple, final
@@ -420,6 +420,7 @@ def linearize(F: MeasureMap, mu: ParticleMeasure, *, geometry: str = "euclidean"
 
     A `Map` may declare it. Otherwise it comes from automatic differentiation, and its products
     are checked once: against difference quotients, and the transpose against the product.
+    No gradient is recorded: `meanfield.lipschitz.local_lipschitz` has one.
 
     Args:
         F: a map of measures that keeps weights, positions and the number of atoms.
@@ -442,8 +443,8 @@ def linearize(F: MeasureMap, mu: ParticleMeasure, *, geometry: str = "euclidean"
                 [0., 4.]], dtype=torch.float64)
     """
     check_geometry(geometry)
-    F = as_map(F)
-    return F.linearisation(check_measure(mu), geometry=geometry)
+    at = as_map(F).linearisation(check_measure(mu), geometry=geometry)
+    return replace(at, atoms=at.atoms.without_gradient(), field=at.field.without_gradient())
 
 
 def derivative_if_any(F: Map, mu: ParticleMeasure) -> Linearisation | None:

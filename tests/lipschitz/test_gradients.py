@@ -393,6 +393,8 @@ def test_what_is_not_differentiable_has_no_gradient_rather_than_that_of_a_part(n
         with contextlib.suppress(NotImplementedError):
             yield F.local_upper(mu)
         yield bounds.local_upper(F, mu)
+        at = linearize(F, mu)
+        yield from (at.atoms.to_dense(), at.field.to_dense(), at.atoms @ mu.points)
         with contextlib.suppress(NotImplementedError):
             yield from F.ball_bounds(mu, 0.01)
             yield ball_upper(F, mu, 0.01)
