@@ -21,7 +21,7 @@ class CertificateError(RuntimeError):
 class ConvergenceError(RuntimeError):
     """An iteration stopped before it reached the accuracy asked for.
 
-    Functions that raise it take ``strict=False`` to return the flagged answer instead.
+    Functions with an argument `strict` return the flagged answer instead under ``strict=False``.
 
     Attributes:
         result: the flagged answer, where there is one.

@@ -58,11 +58,11 @@ class ParticleMeasure(NoNumber, Hinted):
     Args:
         points: atoms xᵢ, shape (..., n, d), float32 or float64; leading axes are a batch. Axes of
             xarray that are called particle and feature are found by name.
-        weights: masses aᵢ ≥ 0 with Σᵢ aᵢ = 1, shape (..., n) or broadcastable to it; uniform if
-            neither weights nor log-weights are given. With more batch axes than the points: many
-            measures on one cloud. Weight 0 is absence: pad ragged batches with it.
+        weights: masses aᵢ ≥ 0 with Σᵢ aᵢ = 1, shape (..., n), or (n,) for all of a batch;
+            uniform if neither weights nor log-weights are given. With more batch axes than the
+            points: many measures on one cloud. Weight 0 is absence: pad ragged batches with it.
         log_weights: log aᵢ in place of the weights; −inf is weight 0.
-        positions: sᵢ in [0, 1], shape (..., n) or broadcastable to it, for masked attention
+        positions: sᵢ in [0, 1], shape (..., n), or (n,) for all of a batch, for masked attention
             and conditional transport. Equal positions are ties: they see each other.
 
     Raises:

@@ -44,7 +44,10 @@ class Transformer(Hinted):
     All of them are maps of measures; the tokens are the uniform measure with token i of n at
     position i/n. Layers that use distances between positions (rotary positions, windows) need n:
     `needs_length` says so, and ``length=n`` gives it. They are then maps of measures on
-    [0, 1] × R^d like any other, and do not change when atoms split.
+    [0, 1] × R^d like any other, and do not change when atoms split. Their matrices are copies
+    without gradients to the weights of the model. A constant that is a penalty in training is that
+    of the module itself, with ``geometry="euclidean"``: for an encoder of torch
+    ``lambda mu: mu.replace(encoder(mu.points[None])[0])``.
 
     Attributes:
         name: as given to `meanfield.pretrained.load`.

@@ -103,6 +103,9 @@ class Coupling(NoNumber, Hinted):
         Args:
             size: how many draws (of each entry of a batch).
             generator: where the randomness comes from, or a seed; torch's own if None.
+
+        Returns:
+            The tuple (source, target, rows, cols): x and y, (..., size, d), and their numbers.
         """
         held = self._tensors()
         chosen = drawn(held.mass, count(size, "size"), generator)
