@@ -334,6 +334,22 @@ def test_an_output_moves_as_a_sigmoid_rises_from_below_and_falls_from_above(sign
     assert 0.5 * most < float(images.abs().max()) <= most
 
 
+@pytest.mark.parametrize("rows", [normalizations.softmax, normalizations.sink(-30.0)])
+def test_scores_under_a_cap_move_apart_though_their_keys_are_near(rows):
+    """Both dot products rise by 10 ε: one score of 0 by as much, one at the cap by little."""
+    eye = torch.eye(5, dtype=F64)
+    key = eye[[2, 3]] * torch.tensor([[1e-3], [1.0]], dtype=F64)
+    heads = (each[None] for each in (eye[:2], key, eye[4:], eye[:, 4:]))
+    F = SelfAttention(
+        AttentionParameters(*heads, scale=1.0), kernel=kernels.soft_cap(2.0), normalization=rows
+    )
+    mu = ParticleMeasure([[100.0, 0.0, 0.0, 10.0, 1.0], [100.0, 0.0, 50.0, 10.0, -1.0]])
+    for eps in (1e-4, 0.02):
+        near = F.ball_bounds(mu, eps)
+        moved = (F(mu.replace(mu.points + eps * eye[1])).points - F(mu).points).norm(dim=-1)
+        assert (moved <= near.displacement).all() and (0.2 * near.displacement < moved).all()
+
+
 @pytest.mark.parametrize("turns", ["query", "key"])
 @pytest.mark.parametrize("kernel", [kernels.cosine(3.0, eps=1e-6), kernels.qk_norm(eps=1e-6)])
 def test_scores_without_a_slope_move_as_normalised_vectors_turn(kernel, turns):
