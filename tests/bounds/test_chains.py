@@ -335,6 +335,8 @@ def test_what_contradicts_the_map_or_the_ball_is_refused():
         ValueError, match=r"points: expected them in the ball of radius 1\.4, got 1\.41"
     ):
         bounds.table(F, 1.4, points=X)
+    with pytest.raises(ValueError, match="points: expected them in the ball"):
+        bounds.table(F, 1.4, points=torch.stack([0 * X[0], X[0]]))  # one within, one not
     with pytest.raises(ValueError, match="n: expected 3, the number of points, or None, got 4"):
         bounds.table(F, 2.0, 4, points=X)
     with pytest.raises(ValueError, match=r"points: expected one measure, .*\(5,\)"):

@@ -128,6 +128,17 @@ def test_lower_bounds_are_reached_by_their_witnesses(seed, d, radius, causal):
         assert row.value <= reached * (1 + 1e-12)
 
 
+def test_a_negative_scale_is_that_of_keys_turned_round():
+    par = AttentionParameters.random(3, n_heads=2, head_dim=2, biases=True, generator=0)
+    matrices = {"value": par.value, "output": par.output, "query_bias": par.query_bias}
+    negative = AttentionParameters(par.query, par.key, **matrices, scale=-par.scale)
+    turned = AttentionParameters(par.query, -par.key, **matrices, scale=par.scale)
+    found, expected = (bounds.table(one, 1.0, 5) for one in (negative, turned))
+    assert [row.name for row in found.applicable] == [row.name for row in expected.applicable]
+    for row in expected.applicable:
+        assert found.row(row.name).value == pytest.approx(row.value, rel=1e-9)
+
+
 def test_the_limit_bounds_the_constant_at_large_scales():
     generator = torch.Generator().manual_seed(0)
     par = AttentionParameters.random(3, n_heads=2, head_dim=3, biases=True, generator=generator)
