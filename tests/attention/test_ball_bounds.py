@@ -351,7 +351,9 @@ def test_scores_under_a_cap_move_apart_though_their_keys_are_near(rows):
 
 
 @pytest.mark.parametrize("turns", ["query", "key"])
-@pytest.mark.parametrize("kernel", [kernels.cosine(3.0, eps=1e-6), kernels.qk_norm(eps=1e-6)])
+@pytest.mark.parametrize(
+    "kernel", [*(kernels.cosine(c, eps=1e-6) for c in (3.0, 100.0)), kernels.qk_norm(eps=1e-6)]
+)
 def test_scores_without_a_slope_move_as_normalised_vectors_turn(kernel, turns):
     """One side turns, of length 1 and along the other's line, which is so long that it stays."""
     near, far = [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]], [[0.0, 0.0, 1.0], [0.0, 0.0, 0.0]]
