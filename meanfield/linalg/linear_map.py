@@ -347,10 +347,16 @@ class LinearMap:
     def without_gradient(self) -> LinearMap:
         """The same maps, whose products and matrices record nothing."""
         quietly = torch.no_grad()
+
+        def quiet(product: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+            if isinstance(product, Product):  # whose form on arrays stays
+                return replace(product, tensors=quietly(product.tensors))
+            return quietly(product)
+
         return replace(
             self,
-            matvec=quietly(self.matvec),
-            rmatvec=quietly(self.rmatvec),
+            matvec=quiet(self.matvec),
+            rmatvec=quiet(self.rmatvec),
             dense=None if self.dense is None else quietly(self.dense),
         )
 
