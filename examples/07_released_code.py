@@ -53,7 +53,7 @@ panels = {
 found = {name: released_code.run(one) for name, one in panels.items()}
 for name, ds in found.items():
     results.write_dataset(ds, options.out / f"{name}.nc")
-    print(f"{name}: {ds.attrs['model']}, {ds.attrs['text']}")
+    print(f"{name}: {ds.attrs['model']}, {ds.attrs.get('text', 'worst case, without a text')}")
     columns = ["constant", "map_constant", "released", "size"]
     print(ds[columns].median("window").to_dataframe().round(5).to_string())
     free = ds.isel(fit=np.flatnonzero(ds.fit_law == "free"))

@@ -260,9 +260,9 @@ EXPERIMENT = Experiment(
     ],
     resolve=resolve,
     attrs=lambda s: {
-        **inputs.labels(s),
-        "text": inputs.short_name(s.text) if s.inputs == "text" else s.inputs,
-        **{name: getattr(s, name) for name in _TOLD},
+        name: value
+        for name, value in (inputs.labels(s) | {name: getattr(s, name) for name in _TOLD}).items()
+        if name != "text" or s.inputs == "text"  # at a worst case there is none
     },
     figures={"growth": GROWTH, "exponents": exponents(_QUANTITIES)},
     conclude=lambda ds: with_laws(

@@ -450,6 +450,7 @@ def test_what_the_published_scripts_plot_is_of_the_models_own_modules(folder, na
     )
     ds = released.EXPERIMENT.run(settings, progress=False)
     assert ds.constant.equals(ds.map_constant) == (name == "gpt2")
+    assert ("text" in ds.attrs) == (kind == "text")  # at a worst case none is read
     source = pretrained.load(folder / name, causal=causal)
     for case, n in enumerate(settings.n_tokens):
         g = scripts_map(source.model, settings, n)
