@@ -44,7 +44,7 @@ with figures.style():
     top, bottom = plt.subplots(2, sharex=True, height_ratios=[3, 1], layout="constrained")[1]
     top.semilogx(ds.time[1:], angles[1:], ".", ms=1.5, color="C0")
     top.set(ylabel="angle of the token", title=f"{mu.n_particles} tokens on the circle")
-    bottom.step(ds.time[1:], ds.clusters[1:], color="C1")
+    bottom.step(ds.time[1:], ds.clusters[1:], where="post", color="C1")
     bottom.set(xlabel="time (depth)", ylabel="clusters")
 
 # %%

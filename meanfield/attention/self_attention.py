@@ -80,7 +80,12 @@ class SelfAttention(Map):
     normalization: Normalization = softmax
 
     def __post_init__(self) -> None:
-        _check_kind(self.parameters, AttentionParameters, "parameters", "AttentionParameters")
+        _check_kind(
+            self.parameters,
+            AttentionParameters,
+            "parameters",
+            "AttentionParameters, whose from_module reads a torch.nn.MultiheadAttention",
+        )
         object.__setattr__(self, "causal", as_bool(self.causal, "causal"))
         _check_kind(self.kernel, Kernel, "kernel", "a kernel of meanfield.attention.kernels")
         _check_kind(

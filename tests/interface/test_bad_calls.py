@@ -178,6 +178,7 @@ def test_a_misspelt_name_is_answered_with_the_nearest():
         ("AttentionParameters.random(4, seed=0)", "generator=, an integer"),
         ("mu.sample(4, seed=0)", "generator=, an integer"),
         ("SelfAttention(params, masked=True)", "causal="),
+        ("SelfAttention(torch.nn.MultiheadAttention(4, 2))", "whose from_module reads a torch.nn"),
         ("SelfAttention(A=A, V=V)", r"from_bilinear\(A, V\)"),
         ("transport.certify(x, y, x)", "at most 2 arguments without a name, got 3; by name: p"),
         ("transport.conditional_w2(seq, seq, beta=1.0)", "got beta=; penalty="),
