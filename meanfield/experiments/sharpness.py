@@ -215,8 +215,8 @@ def ratios(causal: bool) -> Callable[..., Axes]:
     """The figure of the plain or the masked cases."""
     upper = bounds.masked_mean_field if causal else bounds.mean_field
     lower = bounds.masked_two_dirac_lower if causal else bounds.two_dirac_lower
-    # What is found at finitely many scales of position may be below their limit.
-    below = "limit of interleaved Diracs" if causal else "lower bound of two Diracs"
+    # What is found at finitely many scales of position may be below this.
+    below = "limit of interleaved Diracs, at least" if causal else "lower bound of two Diracs"
 
     @figure("found/two_dirac_lower", "found_converged")
     def draw(ds: xr.Dataset, *, ax: Axes) -> Axes:

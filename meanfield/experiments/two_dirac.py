@@ -339,7 +339,7 @@ def growth_in_radius(causal: bool) -> Chart:
         # Two Diracs at every scale of position are worse than at one.
         every = lambda ds: _best(ds, "interleaved") if ds.interleaved.count() else ds.isel(case=[])  # noqa: E731
         other: Drawn = Curve("interleaved", "many scales", "d", rows=every, color="C4")
-        below, told = "limit, interleaved", _MASKED
+        below, told = "limit, at least", _MASKED
     else:
         upper, lower = bounds.mean_field, bounds.two_dirac_lower
         other = Formula(

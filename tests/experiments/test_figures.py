@@ -111,7 +111,7 @@ def test_the_best_pair_lies_between_its_bounds(ds):
     # At finitely many scales of position the masked constant stays below its limit.
     interleaved, limit = (
         line(masked, "many scales")[1],
-        line(masked, "limit, interleaved")[1][ends],
+        line(masked, "limit, at least")[1][ends],
     )
     assert (0.7 * limit < interleaved).all() and (interleaved > best).all()
     assert (interleaved <= line(masked, "at most")[1][ends]).all()
@@ -711,7 +711,7 @@ def test_what_is_found_for_a_kernel_has_no_line_that_would_cross_its_bound():
 
 def test_a_limit_of_more_and_more_scales_is_not_called_a_lower_bound(ds):
     ax = FIGURES["growth-in-radius-masked"](ds)
-    assert not any("least" in str(one.get_label()) for one in ax.get_lines())
+    assert "at least" not in {str(one.get_label()) for one in ax.get_lines()}
     masked, plain = (sharpness.EXPERIMENT.figures[name] for name in ("gap-masked", "gap"))
     assert "limit" in masked.__doc__ and "masked" in masked.__doc__
     assert "lower bound" in plain.__doc__ and "plain" in plain.__doc__
