@@ -330,16 +330,20 @@ def of_the_map(
     x = _probe(linear_map.in_shape, value.dtype, value.device)
     x = x.expand(*linear_map.batch_shape, *linear_map.in_shape)
 
-    def off_by(x: Tensor) -> Tensor:
-        # Lengths: of many entries each may be off by little, and the norm by much more.
-        off = lengths((linear_map.matvec(x) - matrices.matvec(x)).flatten(-2))
-        return off[..., None].flatten(value.ndim).amax(-1)
+    def difference(x: Tensor) -> Tensor:
+        return (linear_map.matvec(x) - matrices.matvec(x)).flatten(-2)
 
-    if bool((off_by(x) <= most).all()):
+    # Lengths: of many entries each may be off by little, and the norm by much more. As shares of
+    # what they may be, no square of one that counts leaves the number range.
+    off = difference(x)
+    unit = most.clamp_min(torch.finfo(value.dtype).tiny)
+    shares = off / unit.reshape(*unit.shape, *(1 for _ in off.shape[unit.ndim :]))
+    if bool((torch.linalg.vector_norm(shares, dim=-1) <= 1).all()):
         return found
     # Again in the middle of the number range, in case a product left it.
     scale = _power_towards_one(value)
-    off = off_by(scale.reshape(*scale.shape, *(1 for _ in x.shape[scale.ndim :])) * x)
+    off = lengths(difference(scale.reshape(*scale.shape, *(1 for _ in x.shape[scale.ndim :])) * x))
+    off = off[..., None].flatten(value.ndim).amax(-1)
     off = torch.where(off == 0, 0.0, off / (scale * value)).nan_to_num(math.inf, math.inf)
     agree = (off <= room) | (off * value <= most)
     if strict and not bool(agree.all()):
