@@ -141,6 +141,27 @@ def test_masses_of_positions_that_hardly_differ_are_in_the_interval(swap: bool) 
     assert 0.5 + 4e-9 <= float(found.upper) ** 2 < 0.5 + 2e-8
 
 
+@pytest.mark.parametrize("swap", [False, True])
+def test_the_position_whose_mass_differs_most_says_how_much_is_rounding(swap: bool) -> None:
+    """Beside one of equal masses: 0.3 or 0.3 + 2e-9 moves by 1, and nothing else does."""
+    points, positions = torch.tensor([[0.0], [5.0], [9.0]]).double(), [0.0, 0.5, 1.0]
+    mu = ParticleMeasure(points, [0.3 + 2e-9, 0.3 - 2e-9, 0.4], positions=positions)
+    moved = points + torch.tensor([[1.0], [0.0], [0.0]])
+    nu = ParticleMeasure(moved, [0.3, 0.3, 0.4], positions=positions)
+    found = solve_conditional_w2(*((nu, mu) if swap else (mu, nu)), strict=False)
+    assert float(found.lower) ** 2 <= 0.3
+    assert 0.3 + 2e-9 <= float(found.upper) ** 2 < 0.3 + 1e-8
+
+
+@pytest.mark.parametrize("apart", [1e-10, -1e-10])
+def test_masses_of_a_light_position_agree_relative_to_themselves(apart: float) -> None:
+    """1e-3 and 1e-3 ± 1e-10: 1e-7 of it, whichever of both measures has more there."""
+    points, positions = torch.tensor([[0.0], [5.0]]).double(), [0.0, 1.0]
+    mu = ParticleMeasure(points, [1 - 1e-3, 1e-3], positions=positions)
+    nu = ParticleMeasure(points, [1 - 1e-3 - apart, 1e-3 + apart], positions=positions)
+    assert float(conditional_w2(mu, nu)) == math.inf
+
+
 @pytest.mark.parametrize("distance", [conditional_w2, conditional_sinkhorn_divergence])
 @pytest.mark.parametrize(("largest", "penalty"), [(1e308, 4.0), (1e200, 1e300)])
 def test_prices_that_leave_the_number_range_are_refused(distance, largest, penalty) -> None:
