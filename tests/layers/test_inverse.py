@@ -130,6 +130,10 @@ def test_rounding_counts_where_the_residual_is_nothing(factor):
     without = found.residual.numpy() / (1 - factor)
     assert (off > without).any()  # the residual alone would say too little
     assert (off <= found.error.numpy()).all()
+    # The measure is that of the least residual, and not that of the last step.
+    x, nu = found.measure.points.numpy(), y.astype(float)
+    residual = np.abs(nu - x - factor * -x)[:, 0, 0]
+    np.testing.assert_array_equal(found.residual.numpy(), residual)
 
 
 @pytest.mark.parametrize("factor", [0.5, 0.7, 0.9])
@@ -308,6 +312,18 @@ def test_a_chain_of_two_norms_with_an_atom_too_light_is_told_to_take_one() -> No
         assert bool(invert(G, G(mu)).converged)
     with pytest.raises(ConvergenceError, match="raise max_steps or rtol"):
         invert(chain("l2", "l2"), chain("l2", "l2")(mu), max_steps=2)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_chain_is_as_good_as_the_worst_of_its_layers(order: int) -> None:
+    steep = contractive(Pointwise(lambda x: -x), 0.5, constant=1.0)
+    loose = contractive(Pointwise(lambda x: -x / 2), 0.9, constant=1.0)
+    nu = ParticleMeasure([[1.0]])
+    found = invert(Chain([steep, loose][::order]), nu, max_steps=1, strict=False)
+    assert found.factor == 0.9 and found.n_steps == 2
+    # One step leaves 1 − G(1): 1/2 of the first, 0.45 of the second.
+    assert float(found.residual) == 0.5
+    assert float(found.steepness) == pytest.approx(1.0)
 
 
 def test_a_preimage_has_no_gradient() -> None:
