@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import math
+from functools import partial
 
 import mpmath
 import numpy as np
@@ -18,7 +19,7 @@ from meanfield.attention import AttentionParameters, SelfAttention
 from meanfield.bounds.diracs import two_dirac_entry
 from meanfield.bounds.layer import joined_heads
 from meanfield.bounds.rates import exponential_rate, mean_field_by_rate
-from meanfield.bounds.scores import by_oscillation
+from meanfield.bounds.scores import by_oscillation, sigmoid_mean_field
 from meanfield.lipschitz import local_lipschitz, one_sided
 from meanfield.measures import ParticleMeasure
 from tests import oracles
@@ -395,6 +396,44 @@ def test_bounds_of_other_scores_are_those_of_their_oscillation_on_a_grid(kind, c
     gradient = np.abs(np.gradient(scores, places, axis=1, edge_order=2)).max()
     expected = by_oscillation(2.0, radius, oscillation, gradient, field, causal=causal)
     assert found == pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.parametrize("size", [0.2, 1.0, 4.0])
+def test_a_query_bias_adds_to_the_exponent_and_not_to_what_a_query_moves(size):
+    """With c = ‖A‖R² + shift·R in the norms of the kernel, and ‖A‖R² beside them."""
+    radius, shift, key_shift, tau = 1.5, 0.6, 0.7, 2.0
+    turned, c = size * radius**2, size * radius**2 + shift * radius
+    given = {"shift": shift}
+    for bound in (
+        bounds.one_sided,
+        bounds.masked_mean_field,
+        partial(bounds.masked_mean_field, p=3.0, dim=1),
+        partial(bounds.mean_field, p=3.0),
+    ):  # sums of both
+        expected = 2 * (bound(c, 1.0, 1.0) - c + turned)
+        assert bound(size, 2.0, radius, **given) == pytest.approx(expected, rel=1e-9)
+    mean = math.hypot(1.0, c)
+    for n in (2, 20):
+        top = math.sqrt(n * bounds_oracles.row(c, 1 / (1 + (n - 1) * math.exp(-2 * c))))
+        norm = min(top, bounds_oracles.kernel_norm(c))
+        expected = 2 * bounds_oracles.joint(norm, mean, turned)
+        assert bounds.tokens(size, 2.0, radius, n, **given) == pytest.approx(expected, rel=1e-6)
+        by_rows = bounds_oracles.joint(math.sqrt(n * bounds_oracles.row(c, 1.0)), mean, turned)
+        shares = [1 / (1 + i * math.exp(-2 * c)) for i in range(n)]
+        apart = math.sqrt(sum(bounds_oracles.row(c, q) for q in shares)) + turned
+        limit = bounds.masked_mean_field(size, 1.0, radius, **given)
+        found = bounds.tokens(size, 2.0, radius, n, causal=True, **given)
+        assert found == pytest.approx(2 * min(by_rows, apart, limit), rel=1e-6)
+    moved = turned + key_shift * radius
+    both = {"shift": shift, "key_shift": key_shift}
+    for causal in (False, True):
+        oscillation = 2 * tau * math.tanh(c / tau)
+        expected = by_oscillation(2.0, radius, oscillation, c / radius, moved, causal=causal)
+        found = bounds.capped_mean_field(size, 2.0, radius, tau, causal=causal, **both)
+        assert found == pytest.approx(expected, rel=1e-9)
+    # A slope of at most 1/4 in either argument.
+    expected = 2 * (1 + (c + moved) / 4)
+    assert sigmoid_mean_field(size, 2.0, radius, **both) == pytest.approx(expected)
 
 
 def test_a_direction_of_l2_attention_costs_what_its_series_says():
