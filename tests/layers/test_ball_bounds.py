@@ -126,6 +126,16 @@ def test_a_gate_changes_with_what_it_multiplies_and_both_slopes_count_at_a_kink(
     assert float(MLP([[1.0]], [[1.0]], activation="relu").local_upper(at)) >= 1
 
 
+@pytest.mark.parametrize(("inner", "gate", "bias"), [(0.1, 10.0, 1.0), (10.0, 0.1, 0.0)])
+def test_a_gate_moves_by_its_own_rows_and_what_it_multiplies_by_its_own(inner, gate, bias):
+    """At 0 the derivative of silu(gx)(wx + b) turns at the rate gw + g²b/2, all but attained."""
+    F = MLP([[inner]], [[1.0]], inner_bias=[bias], activation="silu", gate=[[gate]])
+    at, radius = ParticleMeasure([[0.0]]), 1e-3
+    moved = float(norm(derivative(F, at, at.points + radius) - derivative(F, at, at.points)))
+    assert moved == pytest.approx(radius * (gate * inner + gate**2 * bias / 2), rel=1e-2)
+    assert moved <= float(F.ball_bounds(at, radius).change) <= 1.05 * moved
+
+
 @pytest.mark.parametrize("name", COMPOSED)
 def test_radii_may_differ_from_atom_to_atom_and_absent_atoms_do_not_count(name):
     F, mu = MAPS[name](), cloud(2)
