@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from dataclasses import replace
+from fractions import Fraction
 
 import mpmath
 import numpy as np
@@ -25,7 +26,7 @@ from meanfield.transport.certificate import (
 from meanfield.transport.certificate import _doubts as doubts
 from meanfield.transport.certificate import _dual as dual_of
 from meanfield.transport.plans.formulas import solve_one_atom, solve_two_atoms
-from meanfield.transport.problem import UNIT, Problem
+from meanfield.transport.problem import UNIT, Problem, normalised_logs
 
 
 def exact_weights(logs: np.ndarray) -> list:
@@ -268,6 +269,30 @@ def test_who_asks_for_the_value_alone_is_told_that_rounding_leaves_it_open() -> 
         warnings.simplefilter("error")
         w2(x, x + 1)
         w2(torch.zeros(0, 3, 2), torch.zeros(0, 3, 2))
+
+
+def test_weights_between_the_least_and_the_largest_are_told_apart() -> None:
+    """By 1e-14, hundreds of roundings, with the extremes of both the same."""
+    x, a = np.array([[0.0], [1.0], [2.0], [4.0]]), np.array([0.1, 0.2, 0.3, 0.4])
+    b = a + 1e-14 * np.array([0, 1, -1, 0])
+    found = solve_w2((x, a), (x, b), strict=False)
+    gap = float(Fraction(b[1]) - Fraction(a[1]))
+    assert float(found.lower) <= math.sqrt(gap) <= float(found.upper)
+
+
+@pytest.mark.parametrize("offset", [-900.0, 0.3, 700.0])
+def test_weights_of_any_total_are_normalised_to_the_last_place(offset: float) -> None:
+    rows = np.stack([np.zeros(7), np.log(np.arange(1.0, 8.0))]) + offset
+    found = normalised_logs(rows)
+    with mpmath.workdps(40):
+        for row, each in zip(rows, found, strict=True):
+            total = mpmath.log(mpmath.fsum(mpmath.exp(mpmath.mpf(float(t))) for t in row))
+            off = [
+                abs(mpmath.mpf(float(t)) - (float(u) - total))
+                for t, u in zip(each, row, strict=True)
+            ]
+            assert max(off) < 1e-15
+            np.testing.assert_array_equal(normalised_logs(row), each)
 
 
 def test_what_two_light_atoms_differ_by_is_known_beside_weights_that_are_stored_as_one() -> None:
