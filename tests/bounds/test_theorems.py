@@ -483,6 +483,12 @@ def test_the_bound_of_tokens_is_sharp_for_many_of_them(causal):
     assert (ratio < 2**0.5).all()
 
 
+def test_what_tokens_reach_is_at_most_their_bound():
+    """In small balls too, where no token gets half of the attention of many others."""
+    c, n = np.meshgrid(np.geomspace(1e-3, 30, 40), [2, 3, 10, 100, 1000, 10**6])
+    assert (bounds.tokens_lower(c, 1.0, n) <= bounds.tokens(c, 1.0, 1.0, n)).all()
+
+
 def test_how_much_larger_the_paper_s_bound_of_tokens_is():
     c, n = np.meshgrid(np.geomspace(1e-4, 60, 60), [2, 3, 10, 100, 1000, 10**5])
     paper = bounds.theorem_3_3(c, 1.0, 1.0, n)

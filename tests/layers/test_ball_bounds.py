@@ -259,6 +259,14 @@ def test_parts_without_a_bound_are_named():
         Pointwise(torch.sin, lipschitz=-1.0)
 
 
+def test_a_constant_at_fixed_weights_says_nothing_of_atoms_that_split():
+    F = Bounded(lambda mu: mu.replace(mu.points.flip(-2)), 1.0)
+    mu = ParticleMeasure([[1.0], [2.0]])
+    with pytest.raises(NotImplementedError):
+        F.ball_bounds(mu, 0.1)
+    assert float(F.ball_bounds(mu, 0.1, splitting=False).upper) == 1.0
+
+
 def test_branches_add_their_bounds_and_a_residual_scales_them():
     mu, one, other = cloud(3), small.MAPS["sine"](), mlp()
     parts = [maps_module.ball_bounds(F, mu, 0.1) for F in (one, other)]
