@@ -267,6 +267,13 @@ def test_a_constant_at_fixed_weights_says_nothing_of_atoms_that_split():
     assert float(F.ball_bounds(mu, 0.1, splitting=False).upper) == 1.0
 
 
+def test_by_a_constant_in_the_mean_an_atom_moves_with_the_others():
+    F = Bounded(lambda mu: mu.replace(mu.mean()[..., None, :].expand(mu.points.shape)), 1.0)
+    bound = F.ball_bounds(ParticleMeasure([[1.0], [2.0]]), torch.tensor([0.0, 1.0]).double(),
+                          splitting=False)  # fmt: skip
+    assert (bound.displacement >= 0.5).all()  # the mean moves by half of what one atom does
+
+
 def test_branches_add_their_bounds_and_a_residual_scales_them():
     mu, one, other = cloud(3), small.MAPS["sine"](), mlp()
     parts = [maps_module.ball_bounds(F, mu, 0.1) for F in (one, other)]
