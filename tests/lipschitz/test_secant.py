@@ -103,6 +103,41 @@ def test_the_comparison_shows_lemma_3_2(causal):
     assert all("long_name" in v.attrs for v in ds.variables.values())
 
 
+def test_steps_are_in_units_of_the_token_that_is_farthest_out():
+    """Of x ↦ x² at 1 and 3: √2 · 3h of the second token, or halves that move 3h apart."""
+    square = Pointwise(lambda x: x**2)
+    ds = compare_lemma_3_2(square, torch.tensor([[1.0], [3.0]], dtype=F64), steps=(0.1, 0.01))
+    top, halves = (ds.euclidean_secant.sel(perturbation=way) for way in ("top", "splitting"))
+    moved = 3 * ds.step
+    np.testing.assert_allclose(top, 6 + 2**0.5 * moved, rtol=1e-12)
+    np.testing.assert_allclose(halves, (36 + moved**2) ** 0.5, rtol=1e-12)
+    origin = compare_lemma_3_2(square, torch.zeros(1, 1, dtype=F64), steps=(0.5,))
+    assert float(origin.euclidean_secant.sel(perturbation="top")[0]) == pytest.approx(0.5)
+    alone = compare_lemma_3_2(square, torch.tensor([[3.0]], dtype=F64), steps=(0.1,))
+    random = float(alone.euclidean_secant.sel(perturbation="random")[0])
+    assert abs(random - 6) == pytest.approx(0.3)
+
+
+def test_tokens_change_places_in_a_wasserstein_secant_unless_positions_hold_them():
+    """Of x ↦ x² at −3 and 1, as the first token steps past the second."""
+    square, X = Pointwise(lambda x: x**2), torch.tensor([[-3.0], [1.0]], dtype=F64)
+    place = 3 * 2**0.5 - 3
+    for conditional, below in ((None, (16 + (place - 1) ** 2) ** 0.5), (True, place + 3)):
+        ds = compare_lemma_3_2(square, X, steps=(1.0,), conditional=conditional)
+        found = float(ds.wasserstein_secant.sel(perturbation="top")[0])
+        assert found == pytest.approx((9 - place**2) / below)
+
+
+def test_an_atom_that_splits_raises_the_wasserstein_constant_alone():
+    def less_half_the_mean(mu):
+        return mu.replace(mu.points - mu.mean()[..., None, :] / 2)
+
+    ds = compare_lemma_3_2(less_half_the_mean, torch.tensor([[2.0]], dtype=F64), steps=(0.1,))
+    assert (float(ds.euclidean), float(ds.wasserstein)) == pytest.approx((0.5, 1.0))
+    ways = ["top", "splitting"]
+    np.testing.assert_allclose(ds.wasserstein_secant.sel(perturbation=ways)[:, 0], [0.5, 1.0])
+
+
 @pytest.mark.parametrize("swapped", [False, True])
 def test_a_batch_has_a_ratio_to_one_measure_for_each_of_its_own(swapped):
     F = random_layer(0, 3)
