@@ -184,3 +184,22 @@ def test_a_kernel_that_looks_at_positions_asks_for_the_argument_that_gives_them(
     with pytest.raises(ValueError, match=f"positions.*{asked} .*{argument}=True"):
         question(F)
     question(F, **{argument: True})
+
+
+@pytest.mark.parametrize(("A", "radius"), [(8.0, 2.0), (-1.0, 10.0)])
+def test_two_diracs_of_either_branch_are_starts_at_weights_however_small(A, radius):
+    """The only other start has all its atoms in one place."""
+    F = SelfAttention(AttentionParameters.from_bilinear([[A]], [[1.0]]))
+    _, constant = worst_case(F, radius, starts=1, steps=1)
+    pair = sampling.critical_pair([[A]])
+    z = bounds.two_dirac_best_log_ratio(pair.scaling, radius)
+    hand = sampling.two_diracs(radius, z, pair.direction, heavy_at=pair.heavy_at)
+    assert float(constant.value) >= 0.99 * float(local_lipschitz(F, hand).value) > 2
+
+
+def test_a_candidate_of_fewer_atoms_is_the_same_measure_at_positions_of_its_own():
+    candidate = ParticleMeasure([[1.0], [-1.0]], weights=[0.2, 0.8])
+    given = {"candidates": [candidate], "n_atoms": 4, "dim": 1, "starts": 1, "steps": 1}
+    best, _ = worst_case(lambda mu: mu.replace(mu.points**3), 1.0, positioned=True, **given)
+    assert float(best.mean()) == pytest.approx(-0.6, rel=1e-12)
+    assert best.positions.tolist() == [0.25, 0.5, 0.75, 1.0]
