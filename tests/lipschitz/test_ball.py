@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, bounds
 from meanfield.attention.kernels import cosine, soft_cap
 from meanfield.attention.weights import Block
+from meanfield.linalg import Dense
 from meanfield.lipschitz import ball_upper, local_lipschitz
 from meanfield.maps import BallBounds, Map
 from tests.attention import input_bounds_oracles as oracle
@@ -105,3 +106,16 @@ def test_one_bound_comes_back_for_each_radius_whatever_shape_the_map_gives(monke
     assert ball_upper(F, mu[0], torch.tensor([0.0, 0.1, 10.0])).tolist() == [2.0] * 3
     with pytest.raises(ValueError, match=r"expected bounds of shape \(2,\).*got \(3,\)"):
         ball_upper(Doubling(torch.full((3,), 2.0, dtype=F64)), mu, 0.1)
+
+
+@pytest.mark.parametrize("solver", [None, Dense()])
+def test_an_atom_that_splits_in_the_ball_is_below_the_bound_with_a_solver_too(solver):
+    """One atom at 10, of which a part of e^-18 moves apart: tokens alone have a smaller bound."""
+    F = SelfAttention(AttentionParameters.from_bilinear([[-1.0]], [[1.0]]))
+    logs = torch.tensor([-18.0, 0.0], dtype=F64).log_softmax(-1)
+    apart = local_lipschitz(F, ParticleMeasure([[9.0], [11.0]], log_weights=logs)).value
+    mu = ParticleMeasure([[10.0]])
+    with_parts, tokens = (
+        ball_upper(F, mu, 1.0, splitting=s, solver=solver) for s in (True, False)
+    )
+    assert float(tokens) < float(apart) <= float(with_parts)
