@@ -174,6 +174,19 @@ def test_a_constant_whose_field_alone_does_not_converge_is_flagged(whole):
         local_lipschitz(TwoSpectra(whole, apart), mu, solver=solver)
 
 
+def test_a_constant_of_atoms_together_that_does_not_converge_is_flagged():
+    """The field, in two dimensions, is factored."""
+    F = SelfAttention(AttentionParameters.random(2, generator=0))
+    points = torch.randn(100, 2, dtype=F64, generator=torch.Generator().manual_seed(0))
+    given = {"rtol": 1e-9, "solver": Lanczos(max_steps=2), "strict": False}
+    found = local_lipschitz(F, ParticleMeasure(points), **given)
+    alone = local_lipschitz(F, ParticleMeasure(points), geometry="euclidean", **given)
+    assert not bool(alone.converged) and not bool(found.converged)
+    assert float(found.error) == pytest.approx(float(alone.error)) and float(found.error) > 1e-6
+    assert float(found.residual) == pytest.approx(float(alone.residual))
+    assert float(found.residual) > 1e-6
+
+
 @pytest.mark.parametrize("solver", [Dense(), Lanczos(), None], ids=lambda s: type(s).__name__)
 def test_the_upper_end_covers_the_larger_component(solver):
     """By default the whole is factored, and the field iterated."""
