@@ -14,7 +14,7 @@ from numpy.polynomial import chebyshev
 from meanfield.attention import AttentionParameters, SelfAttention
 from meanfield.errors import ConvergenceError
 from meanfield.linalg import Dense, Lanczos, LinearMap, krylov, operator_norm
-from meanfield.linalg.bidiagonalisation import Bidiagonalisation
+from meanfield.linalg.bidiagonalisation import Bidiagonalisation, Steps
 from meanfield.linalg.norms import largest_block_norm
 from meanfield.linalg.upper_end import start_tangent, upper_end, worst_upper_end
 from meanfield.lipschitz import local_lipschitz
@@ -103,6 +103,17 @@ def test_the_bound_is_attained_by_the_spectrum_of_the_chebyshev_polynomial(steps
     assert float(sigma) * worst_upper_end(tangent, steps) == pytest.approx(1.0, rel=1e-5)
     end = float(upper_end(sigma, process.steps, tangent))
     assert end == pytest.approx(1.0, rel=1e-5)
+
+
+def test_steps_beyond_the_end_of_a_space_tell_nothing_more():
+    """As of a map in a batch whose others go on."""
+    sigma, limits = torch.ones(1, dtype=F64), np.array([[0.8, 0.6, 0.5, 0.1]])
+    ended, padded = (
+        float(upper_end(sigma, Steps(part, part), 5.0))
+        for part in (limits, np.pad(limits, ((0, 0), (0, 2))))
+    )
+    assert padded == pytest.approx(ended, rel=1e-12)
+    assert ended > 1 + 1e-3
 
 
 @pytest.mark.parametrize("size", [2, 3, 50])
