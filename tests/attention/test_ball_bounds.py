@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, sampling
 from meanfield.attention import input_bounds, kernels, normalizations
-from meanfield.attention.ball_bounds import ball_bound
+from meanfield.attention.ball_bounds import ball_bound, norm_from_above
 from meanfield.attention.input_bounds import Frames
 from meanfield.attention.kernels.kernel import At, ModifiedKernel, Motion
 from meanfield.attention.sigmoid_ball import _Rows as sigmoid_rows
@@ -612,3 +612,10 @@ def test_a_kernel_of_another_activation_has_not_the_curvature_of_the_inner_one()
     par = AttentionParameters.random(2, generator=0)
     squashed, known = (SelfAttention(par, kernel=k) for k in (Squashed(), kernels.soft_cap(0.01)))
     assert squashed.ball_bounds(mu, 1e-3).change >= known.ball_bounds(mu, 1e-3).change
+
+
+def test_a_norm_of_entries_of_which_nothing_is_known_has_no_bound():
+    log_N = torch.zeros(2, 2, dtype=F64)
+    assert float(norm_from_above(log_N)) == pytest.approx(2)
+    log_N[0, 0] = math.nan
+    assert float(norm_from_above(log_N)) == math.inf

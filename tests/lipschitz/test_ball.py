@@ -79,8 +79,9 @@ def test_other_maps_and_kernels_are_refused():
     F = SelfAttention(AttentionParameters.random(1), kernel=bent)
     with pytest.raises(NotImplementedError, match="a kernel that says how far its features move"):
         ball_upper(F, mu, 0.1)
-    with pytest.raises(ValueError, match="epsilon: expected finite numbers ≥ 0"):
-        ball_upper(SelfAttention(AttentionParameters.random(1)), mu, math.nan)
+    for wrong in (math.nan, math.inf, -0.1):
+        with pytest.raises(ValueError, match="epsilon: expected finite numbers ≥ 0"):
+            ball_upper(SelfAttention(AttentionParameters.random(1)), mu, wrong)
 
 
 class Doubling(Map):
