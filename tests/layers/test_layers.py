@@ -527,6 +527,14 @@ def test_a_map_that_says_wrongly_that_it_moves_atoms_by_themselves_has_its_const
     mu = ParticleMeasure(draw(5, 3))
     assert float(local_lipschitz(Mean(), mu).value) == pytest.approx(2)
 
+    class MeanBeside(Mean):
+        def __call__(self, mu):
+            first = mu.points[..., :1]
+            mean = 2 * mu.mean()[..., None, :1] + 0 * first
+            return mu.replace(torch.cat([first, mean], -1))
+
+    assert float(local_lipschitz(MeanBeside(), mu).value) == pytest.approx(5**0.5)
+
 
 def test_the_gradient_of_a_constant_of_many_blocks_is_that_of_the_largest():
     gain = torch.linspace(0.5, 2, 6, dtype=torch.float64, requires_grad=True)
