@@ -94,7 +94,9 @@ class _Recorded(torch.autograd.Function):
 
 def recorded_value(F: Map, mu: ParticleMeasure, found: LocalLipschitz) -> Tensor:
     """⟨u, Jv⟩ of the larger component, with a gradient in μ and in parameters of F."""
-    splits, value = _splits(found), torch.zeros_like(found.value)
+    splits = _splits(found)
+    # 0, so that what the derivative of a linear map does not depend on has the gradient 0.
+    value = mu.points[..., :0, :].sum((-2, -1)) + mu.log_weights[..., :0].sum(-1)
     if not bool(splits.all()):
         value = value + torch.where(splits, 0.0, _moved(F, mu, found))
     if bool(splits.any()):

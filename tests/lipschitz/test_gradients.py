@@ -271,6 +271,19 @@ def test_the_norm_of_a_linear_layer_is_refused_with_the_way_that_gives_its_gradi
     torch.testing.assert_close(found, torch.autograd.grad(norm, W)[0])
 
 
+@pytest.mark.parametrize("geometry", ["wasserstein", "euclidean"])
+@pytest.mark.parametrize("asks", ["points", "log_weights"])
+def test_what_a_linear_map_does_not_depend_on_has_the_gradient_0(geometry, asks):
+    parts = {"points": draw(N, 1), "log_weights": draw(N).log_softmax(0)}
+    parts[asks].requires_grad_()
+    mu = ParticleMeasure(parts["points"], log_weights=parts["log_weights"])
+    value = local_lipschitz(
+        lambda mu: mu.replace(3 * mu.points), mu, geometry=geometry, strict=False
+    )
+    (found,) = torch.autograd.grad(value.value, parts[asks])
+    torch.testing.assert_close(found, torch.zeros_like(parts[asks]))
+
+
 def away_from_peers(mu):
     """sin x less half its mean over the atoms at the same position: twice as steep for parts."""
     same = (mu.positions[:, None] == mu.positions).to(mu.dtype) * mu.weights
