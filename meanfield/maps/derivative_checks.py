@@ -230,8 +230,9 @@ def check_derivative(
             "as relu and abs do at 0; move the atom a little, or ask bounds.local_upper, which a "
             "map may declare"
             if parts == 1
-            else "where atoms split, as the largest of all atoms and the distance of two halves "
-            'do; for the constant of n tokens, which do not split, take geometry="euclidean"'
+            else "as the largest of all atoms and the distance of two halves do where atoms "
+            "split, and relu very near 0; move the atom a little, or, for the constant of n "
+            'tokens, which do not split, take geometry="euclidean"'
         )
         raise NoDerivativeError(
             f"{name}: expected a map with a derivative at the measure, got one whose image of "
