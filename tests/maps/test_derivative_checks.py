@@ -124,6 +124,15 @@ def test_a_kink_where_an_atom_splits_is_refused(F, batch):
     assert bool(local_lipschitz(F, mu, geometry="euclidean").converged.all())
 
 
+def test_the_atom_whose_halves_have_a_kink_is_named_by_its_own_number():
+    def far_ones_by_distance(mu):
+        apart = (mu.points - mu.points.mT).abs() @ mu.weights[:, None]
+        return mu.replace(mu.points + torch.where(mu.points > 5, apart, 0.0))
+
+    with pytest.raises(NoDerivativeError, match="image of atom 2 changes"):
+        local_lipschitz(far_ones_by_distance, ParticleMeasure([[0.0], [1.0], [10.0]]))
+
+
 def test_distances_that_are_rounded_off_near_zero_have_a_derivative_where_atoms_split():
     def F(mu):
         moves = mu.points[..., :, None, :] - mu.points[..., None, :, :]
