@@ -193,10 +193,7 @@ class _Products:
             return called(self.map, (at,), "F: expected a map of measures").points
 
     def forward(self, displacement: Tensor) -> Tensor:
-        return self.along(self.mu.points.detach(), displacement.detach())
-
-    def along(self, at: Tensor, displacement: Tensor) -> Tensor:
-        along = displacement.contiguous()
+        at, along = self.mu.points.detach(), displacement.detach().contiguous()
         try:
             pushed: Tensor = pushed_forward(self.move, at, along)[1]
             return pushed
