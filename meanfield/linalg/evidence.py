@@ -334,13 +334,12 @@ def of_the_map(
         return (linear_map.matvec(x) - matrices.matvec(x)).flatten(-2)
 
     # Lengths: of many entries each may be off by little, and the norm by much more. As shares of
-    # what they may be, no square of one that counts leaves the number range.
+    # what they may be, no square of one that counts leaves the number range; 0 / 0 is seen below.
     off = difference(x)
-    unit = most.clamp_min(torch.finfo(value.dtype).tiny)
-    shares = off / unit.reshape(*unit.shape, *(1 for _ in off.shape[unit.ndim :]))
+    shares = off / most.reshape(*most.shape, *(1 for _ in off.shape[most.ndim :]))
     if bool((torch.linalg.vector_norm(shares, dim=-1) <= 1).all()):
         return found
-    # Again in the middle of the number range, in case a product left it.
+    # Again in the middle of the number range, in case a product left it or the norm is 0.
     scale = _power_towards_one(value)
     off = lengths(difference(scale.reshape(*scale.shape, *(1 for _ in x.shape[scale.ndim :])) * x))
     off = off[..., None].flatten(value.ndim).amax(-1)

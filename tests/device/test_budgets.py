@@ -38,7 +38,7 @@ BUDGETS = {
     "product": (16, 0, 0),
     "transposed product": (20, 0, 0),
     "constant": (1400, 9, 4),
-    "2,000 constants of two atoms": (245, 19, 0),
+    "2,000 constants of two atoms": (240, 19, 0),
     "certain constant": (2900, 23, 10),
     "ten steps of a flow": (950, 8, 0),
     "adaptive flow": (520, 12, 0),
