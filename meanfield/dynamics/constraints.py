@@ -56,22 +56,23 @@ class Sphere(Constraint):
 
     def tangent(self, points: Tensor, vectors: Tensor) -> Tensor:
         """P_x v."""
-        square = _or_one(points.square().sum(-1, keepdim=True))
-        along = (points * vectors).sum(-1, keepdim=True) / square
-        return torch.addcmul(vectors, points, along, value=-1)
+        units = points / _length(points)
+        along = (units * vectors).sum(-1, keepdim=True)
+        return torch.addcmul(vectors, units, along, value=-1)
 
     def retract(self, points: Tensor) -> Tensor:
         """r x/|x|."""
-        return self.radii * (points / _length(points))
+        return points * (self.radii / _length(points))
 
     def turned(self, points: Tensor, vectors: Tensor) -> Tensor:
         """The derivative of P_x v in x, −(⟨x, v⟩P_x + x (P_x v)ᵀ)/|x|², (..., n, d, d)."""
-        square = _or_one(points.square().sum(-1))[..., None, None]
-        units = torch.eye(points.shape[-1], dtype=points.dtype, device=points.device)
-        along = (points * vectors).sum(-1)[..., None, None]
+        length = _length(points)
+        units = points / length
+        along = (units * vectors).sum(-1)[..., None, None]
         across = self.tangent(points, vectors)[..., None, :]
-        projection = units - points[..., None] * points[..., None, :] / square
-        return -(along * projection + points[..., None] * across) / square
+        eye = torch.eye(points.shape[-1], dtype=points.dtype, device=points.device)
+        projection = eye - units[..., None] * units[..., None, :]
+        return -(along * projection + units[..., None] * across) / length[..., None]
 
     def push(self, points: Tensor, eps: Tensor, radius: Tensor) -> Tensor:
         """r/|x| P_x ε + ρ x/|x|."""
@@ -89,13 +90,10 @@ class Sphere(Constraint):
         return Sphere(self.radii.unsqueeze(-2))
 
 
-def _or_one(sizes: Tensor) -> Tensor:
-    """Sizes, and 1 for 0: an atom without mass may be at 0, and stays there."""
-    return torch.where(sizes > 0, sizes, 1.0)
-
-
 def _length(points: Tensor) -> Tensor:
-    return _or_one(torch.linalg.vector_norm(points, dim=-1, keepdim=True))
+    """Norms, (..., n, 1), above 0: an atom without mass may be at 0, and stays there."""
+    sizes = torch.linalg.vector_norm(points, dim=-1, keepdim=True)
+    return sizes.clamp_min(torch.finfo(points.dtype).tiny)
 
 
 def constraint_at(name: str | None, mu: ParticleMeasure) -> Constraint:

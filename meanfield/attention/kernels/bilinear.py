@@ -39,8 +39,7 @@ class DotProduct(Kernel):
         is farther from it than from 0, and one far atom, with mass or without, costs the others no
         digits, as it would if their mean were taken.
         """
-        held = points.detach()
-        low, high = held.amin(-2, keepdim=True), held.amax(-2, keepdim=True)
+        low, high = points.detach().aminmax(dim=-2, keepdim=True)
         centre = beside(low.clamp_min(0) + high.clamp_max(0), points)
         q, k, v = parameters.project(points - centre)
         q_centre, k_centre, v_centre = parameters.project(centre)
