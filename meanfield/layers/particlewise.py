@@ -177,10 +177,9 @@ class Pointwise(Particlewise):
         self._check_alone(points, image.detach(), present_rows(mu) > 0)
 
         def push(eps: Tensor) -> Tensor:
-            moved: Tensor = pushed_forward(self._moved, points, eps.contiguous())[1]
-            return moved
+            return self._pushed(points, eps.contiguous())
 
-        self._check_slopes(mu, image, push)
+        self._check_slopes(mu, image)
         return push, lambda zeta: pull(zeta)[0]
 
     def local_upper(self, mu: ParticleMeasure) -> Tensor:
@@ -209,7 +208,11 @@ class Pointwise(Particlewise):
         """T of a copy, which it may overwrite."""
         return self.transport(points.clone())
 
-    def _check_slopes(self, mu: ParticleMeasure, image: Tensor, push: Product) -> None:
+    def _pushed(self, points: Tensor, eps: Tensor) -> Tensor:
+        moved: Tensor = pushed_forward(self._moved, points, eps)[1]
+        return moved
+
+    def _check_slopes(self, mu: ParticleMeasure, image: Tensor) -> None:
         points, present = mu.points.detach(), present_rows(mu) > 0
         if is_traced(points):
             return
@@ -217,16 +220,23 @@ class Pointwise(Particlewise):
         along = torch.where(present, normal_like(points, generator), 0.0)
         # Each atom is a measure of its own, with steps of its size, if that is not far below all.
         least = 1e-3 * torch.where(present, points, 0.0).abs().amax((-2, -1), keepdim=True)
-        x, eps, y = (t.unsqueeze(-2) for t in (points, along, image))
-        found = quotients(self._moved, x, eps, y, least.unsqueeze(-1))
-        found = [each.masked(present.unsqueeze(-2)) for each in found]
-        if bool(kinked(found).any()):
+        x, eps, y, kept = (t.unsqueeze(-2) for t in (points, along, image, present))
+        found = [q.masked(kept) for q in quotients(self._moved, x, eps, y, least.unsqueeze(-1))]
+
+        def derivative(points: Tensor) -> Tensor:
+            return torch.where(kept, self._pushed(points, eps), 0.0)
+
+        product = derivative(x)
+        at, beside = kinked(found, product, x, eps, derivative)
+        if bool(at.any()):
             raise NoDerivativeError(
                 "Pointwise: expected a function with a derivative at every atom, got one that "
                 "changes at other rates to one side than to the other, as torch.abs does at 0; "
                 "move that atom a little, or give lipschitz=, with which the bounds hold there"
             )
-        compare(torch.where(present, push(along), 0.0).unsqueeze(-2), found, "Pointwise")
+        kept = kept & ~beside[..., None]
+        found = [q.masked(kept) for q in found]
+        compare(torch.where(kept, product, 0.0), found, "Pointwise")
 
     def _check_alone(self, points: Tensor, image: Tensor, present: Tensor) -> None:
         if is_traced(points):

@@ -80,12 +80,16 @@ def linearize_by_autodiff(
     apart = _Products(F, halves)
     if mu.points.numel():  # of an empty batch nothing can be compared
         check_repeats(F, mu, image)
-        check_derivative(F, mu, image, products.forward, products.backward)
+        check_derivative(
+            F, mu, image, products.forward, products.backward, along_at=products.forward_at
+        )
         if geometry == "wasserstein":
             check_weights(F, mu, image)
             # The maximum of all atoms has a derivative, but none where its atom splits.
             whole = image_of(F, halves)
-            check_derivative(F, halves, whole, apart.forward, apart.backward, parts=2)
+            check_derivative(
+                F, halves, whole, apart.forward, apart.backward, parts=2, along_at=apart.forward_at
+            )
     out_dim = image.dim
     atoms = _atoms(products, mu, out_dim, geometry)
     field = _field(apart, mu, out_dim)
@@ -193,7 +197,10 @@ class _Products:
             return called(self.map, (at,), "F: expected a map of measures").points
 
     def forward(self, displacement: Tensor) -> Tensor:
-        at, along = self.mu.points.detach(), displacement.detach().contiguous()
+        return self.forward_at(self.mu.points.detach(), displacement)
+
+    def forward_at(self, at: Tensor, displacement: Tensor) -> Tensor:
+        along = displacement.detach().contiguous()
         try:
             pushed: Tensor = pushed_forward(self.move, at, along)[1]
             return pushed

@@ -167,6 +167,38 @@ def test_curvature_and_kinks_nearby_are_no_kinks():
     linearize(moving(lambda x: 1e9 + (300 * x).sin()), measure())
 
 
+@pytest.mark.parametrize("wrap", [moving, Pointwise])
+@pytest.mark.parametrize("away", [5e-6, -1e-5, 2e-5, -4e-5, 1e-4])
+def test_an_atom_beside_a_kink_has_a_derivative_in_single_precision(wrap, away):
+    """Of 500 atoms before 32 relu one has a kink within the smallest step, 3e-5."""
+    mu = ParticleMeasure(torch.tensor([[1 + away], [2.0], [-0.5]]))
+    J = linearize(wrap(lambda x: x + 0.5 * (x - 1).abs()), mu).atoms.to_dense()
+    torch.testing.assert_close(J, torch.diag(torch.tensor([1.5 if away > 0 else 0.5, 1.5, 0.5])))
+
+
+@pytest.mark.parametrize("wrap", [moving, Pointwise])
+def test_a_kink_is_excused_only_where_torch_knows_both_slopes(wrap):
+    at, beside = (ParticleMeasure(torch.tensor([[2.0], [x]])) for x in (1.0, 1.00001))
+    alone = ParticleMeasure(beside.points[1:])
+    for F, mu in (
+        (lambda x: x + ((x - 1).relu() + 1 - x).detach(), at),  # straight through
+        (lambda x: x + (x - 1).detach().abs(), at),
+        (lambda x: x + (x - 1).detach().abs(), beside),
+        (lambda x: x + 0.5 * (x - 1).abs() + 0.3 * x.detach(), alone),
+    ):
+        with pytest.raises((NoDerivativeError, ValueError), match="derivative"):
+            linearize(wrap(F), mu)
+
+
+@pytest.mark.parametrize("wrap", [moving, Pointwise])
+@pytest.mark.parametrize("dtype", [F64, torch.float32])
+def test_equal_coordinates_are_a_kink_of_sorting_wherever_they_are(wrap, dtype):
+    for x in (1.0, 1.3, 1.7, 1e-3, 70.0, 1e4):
+        mu = ParticleMeasure(torch.tensor([[1.0, 2.0], [x, x], [0.3, -1.0]], dtype=dtype))
+        with pytest.raises(NoDerivativeError, match="on one side|to one side"):
+            linearize(wrap(lambda x: x.sort(-1)[0] * torch.tensor([1.0, 2.0], dtype=dtype)), mu)
+
+
 def test_bounds_of_relu_at_exactly_zero_take_both_slopes():
     one = torch.eye(1, dtype=F64)
     zero = ParticleMeasure([[0.0], [-1.0]])
