@@ -137,7 +137,8 @@ class Coupling(NoNumber, Hinted):
 
         At an optimal coupling this is a constant-speed geodesic, W₂(μ_s, μ_t) = |t − s| W₂(μ, ν)
         (Santambrogio, Optimal Transport for Applied Mathematicians, Theorem 5.27; [CAP24] Lemma
-        A.8 says that there are such).
+        A.8 says that there are such). It has no positions: a coupling that keeps them, as of
+        `conditional_w2`, has those of its first atoms, ``mu.positions[coupling.rows]``.
 
         Args:
             t: time in [0, 1].

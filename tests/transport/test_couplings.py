@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from meanfield.measures import ParticleMeasure
-from meanfield.transport import Coupling, solve_w2, w2
+from meanfield.transport import Coupling, conditional_w2, solve_conditional_w2, solve_w2, w2
 
 
 def measures(n: int, m: int, seed: int = 0) -> tuple[ParticleMeasure, ParticleMeasure]:
@@ -38,6 +38,20 @@ def test_interpolation_moves_at_constant_speed(n: int, m: int) -> None:
         assert between == pytest.approx((t - s) * length, rel=1e-10)
     assert float(w2(coupling.interpolate(0.0), mu)) < 1e-7
     assert float(w2(coupling.interpolate(1.0), nu)) < 1e-7
+
+
+def test_an_interpolation_inside_conditions_has_the_positions_of_its_first_atoms() -> None:
+    places = torch.tensor([0.0, 0.5, 0.5, 1.0, 1.0], dtype=torch.float64)
+    mu, nu = (ParticleMeasure(t.points, positions=places) for t in measures(5, 5))
+    found = solve_conditional_w2(mu, nu)
+    middle = found.coupling.interpolate(0.25)
+    middle = ParticleMeasure(
+        middle.points,
+        log_weights=middle.log_weights,
+        positions=mu.positions[found.coupling.rows],
+    )
+    assert float(conditional_w2(mu, middle)) == pytest.approx(0.25 * float(found), rel=1e-10)
+    assert float(conditional_w2(middle, nu)) == pytest.approx(0.75 * float(found), rel=1e-10)
 
 
 def test_an_interpolation_has_the_mass_that_its_coupling_lost() -> None:
