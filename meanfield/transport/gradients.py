@@ -180,8 +180,6 @@ class _Envelope(torch.autograd.Function):
             moved = ctx.needs_input_grad[2] or ctx.needs_input_grad[3]
             if order != 2 or moved or not bool(there.all()):
                 _refuse_second_derivative()
-        # Nothing flows into a distance of 0 or ∞.
-        known = torch.where(there, value, 1.0)
         into_x = into_y = into_a = into_b = None
         if coupling is None:  # an infinite distance
             return (*(torch.zeros_like(t) for t in given), None)
@@ -190,7 +188,8 @@ class _Envelope(torch.autograd.Function):
                 t[..., None].expand(*t.shape, x.shape[-1]) for t in (coupling.rows, coupling.cols)
             )
             moves = x.gather(-2, index) - y.gather(-2, index_y)
-            flow = _pulled(moves, coupling.log_mass, known[..., None], order)
+            flow = _pulled(moves, coupling.log_mass, value[..., None], order)
+            # Nothing flows into a distance of 0 or ∞.
             flow = torch.where(there[..., None, None], flow * grads[0][..., None, None], 0.0)
             into_x = torch.zeros_like(x).scatter_add(-2, index, flow)
             into_y = torch.zeros_like(y).scatter_add(-2, index_y, -flow)
@@ -198,7 +197,7 @@ class _Envelope(torch.autograd.Function):
         if both is not None:
             # dW = W^{1−p} dW^p / p: powers in double precision.
             wanted = there & (grads[0] != 0)  # a power may be ∞
-            scale = torch.where(wanted, known.double() ** (1 - order) / order * grads[0], 0.0)
+            scale = torch.where(wanted, value.double() ** (1 - order) / order * grads[0], 0.0)
             into_a, into_b = map(_into_weights, (log_a, log_b), both, (scale[..., None],) * 2)
         return into_x, into_y, into_a, into_b, None
 

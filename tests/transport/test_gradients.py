@@ -132,6 +132,10 @@ def test_an_infinite_distance_has_no_gradient_and_says_nothing_wrong() -> None:
     assert float(value.detach()) == math.inf
     (gradient,) = torch.autograd.grad(value, x)
     assert torch.equal(gradient, torch.zeros_like(x))
+    logs = torch.full((2,), -math.log(2), dtype=F64, requires_grad=True)
+    weighted = ParticleMeasure(x.detach(), log_weights=logs, positions=[0.25, 1.0])
+    (gradient,) = torch.autograd.grad(conditional_w2(weighted, mu), logs)
+    assert torch.equal(gradient, torch.zeros_like(logs))
 
 
 def test_a_distance_without_potentials_refuses_log_weight_gradients_clearly() -> None:
@@ -188,12 +192,20 @@ def test_second_derivatives_in_the_points_are_those_of_differences(name):
     torch.testing.assert_close(found, torch.stack(wanted), rtol=1e-6, atol=1e-8)
 
 
+def test_the_second_derivative_at_atoms_that_coincide_is_that_of_the_formula() -> None:
+    """W₂ = ((x₁² + (x₂ − 5)²) / 2)^½ at x = (0, 3): half of it is flat, the rest a cone."""
+    x, y = (torch.tensor([[0.0], [t]], dtype=F64) for t in (3.0, 5.0))
+    found = torch.autograd.functional.hessian(lambda z: w2(z, y), x).reshape(2, 2)
+    torch.testing.assert_close(found, torch.tensor([[8**-0.5, 0.0], [0.0, 0.0]], dtype=F64))
+
+
 @pytest.mark.parametrize(
     "value",
     [
         w1,
         lambda z, y: wp(z, y, 3),
         lambda z, y: w2((z, z[:, 0].softmax(0)), y),
+        lambda z, y: w2(y, (z, z[:, 0].softmax(0))),
         lambda z, y: w2(z, z.detach()),
         lambda z, y: sinkhorn_divergence(z, y, blur=0.5),
         lambda z, y: conditional_sinkhorn_divergence(sequence(z), sequence(y)),
@@ -259,8 +271,19 @@ def test_gradients_in_weights_scale_with_the_unit(order, dtype, unit):
 def test_gradients_in_weights_beyond_the_number_range_are_refused(order, power):
     logs = torch.zeros(1, dtype=F64, requires_grad=True)
     unit = 10.0 ** (power / order)
+    mu = ParticleMeasure([[0.0]], log_weights=logs)
     with pytest.raises(RuntimeError, match="leave the number range here"):
-        wp(ParticleMeasure([[0.0]], log_weights=logs), [[unit]], order)
+        wp(mu, [[unit]], order)
+    with torch.no_grad():
+        assert float(wp(mu, [[unit]], order)) == pytest.approx(unit, rel=1e-14)
+
+
+def test_the_gradient_in_a_weight_that_single_precision_does_not_hold_is_known() -> None:
+    """W₂² = e⁻¹¹⁰ 10³⁶, so that ∂W₂/∂log a₂ is half of W₂; e⁻¹¹⁰ is 0 in single precision."""
+    logs = torch.tensor([0.0, -110.0], requires_grad=True)
+    mu = ParticleMeasure(torch.tensor([[0.0], [1e18]]), log_weights=logs)
+    (found,) = torch.autograd.grad(w2(mu, torch.zeros(1, 1)), logs)
+    assert float(found[1]) == pytest.approx(math.exp(-55) * 1e18 / 2, rel=1e-5)
 
 
 def test_a_pair_beyond_the_number_range_takes_no_gradient_from_the_others():
