@@ -58,8 +58,9 @@ def test_beyond_the_memory_of_matrices_keops_is_asked_for(monkeypatch) -> None:
     x, y = clouds(40, 33)
     monkeypatch.setattr(entropic, "_MEMORY", 1e5)
     monkeypatch.setattr(entropic.importlib.util, "find_spec", lambda _: None)
-    with pytest.raises(MissingExtraError, match=r"of 40 points.* needs .*pip install pykeops"):
-        sinkhorn_divergence(x, y)
+    for pair in ((x, y), (y, x)):
+        with pytest.raises(MissingExtraError, match=r"of 40 points.* needs .*install pykeops"):
+            sinkhorn_divergence(*pair)
     assert float(sinkhorn_divergence(x[:10], y[:9])) > 0  # these fit
     asked = {}
 
@@ -101,8 +102,16 @@ def test_conditions_fit_into_the_memory_of_matrices_one_at_a_time(monkeypatch) -
     s, t = s + np.arange(30) // 6, t + np.arange(30) // 6
     found = conditional_sinkhorn_divergence(x, y, conditions=(s, t))
     monkeypatch.setattr(entropic, "_MEMORY", 2.5 * 28 * 9 * 8)  # two at a time
+    together, divergence = [], entropic._divergence
+
+    def counted(a: torch.Tensor, *rest: object, **settings: float) -> torch.Tensor:
+        together.append(len(a))
+        return divergence(a, *rest, **settings)
+
+    monkeypatch.setattr(entropic, "_divergence", counted)
     again = conditional_sinkhorn_divergence(x, y, conditions=(s, t))
     np.testing.assert_allclose(again, found, rtol=1e-12)
+    assert together == [2] * 5
 
 
 @pytest.mark.gpu
@@ -135,8 +144,10 @@ def test_it_is_the_mean_over_conditions() -> None:
     a, b = (np.where(labels > 0, 3.0, 1.0) / (2 * len(labels)) for labels in (s, t))
     found = conditional_sinkhorn_divergence((x, a), (y, b), **settings)
     np.testing.assert_allclose(found, parts[0] / 4 + 3 * parts[1] / 4, rtol=1e-12)
-    other = conditional_sinkhorn_divergence(x, y, conditions=(s, t + 0.1))
-    assert other == np.inf
+    assert conditional_sinkhorn_divergence(x, y, conditions=(s, t + 0.1)) == np.inf
+    assert conditional_sinkhorn_divergence((x, a), y, conditions=(s, t)) == np.inf
+    with pytest.raises(ValueError, match="penalty: expected"):
+        conditional_sinkhorn_divergence(x, y, conditions=(s, t), penalty=-0.5)
 
 
 def test_one_atom_has_a_conditional_divergence_too() -> None:
@@ -179,10 +190,11 @@ def test_batches_and_absent_atoms() -> None:
     np.testing.assert_allclose(both[0], few, rtol=1e-12)
 
 
+@pytest.mark.parametrize("start", [0.0, 64.0])
 @pytest.mark.parametrize("far", [0.0, 1e6, math.nan])
-def test_where_an_atom_without_mass_is_makes_no_difference(far: float) -> None:
+def test_where_an_atom_without_mass_is_makes_no_difference(far: float, start: float) -> None:
     rng = np.random.default_rng(3)
-    x, y = torch.from_numpy(rng.normal(size=(2, 5, 2)))
+    x, y = torch.from_numpy(start + rng.normal(size=(2, 5, 2)))
     place = torch.full((1, 2), far, dtype=torch.float64)
     blank = ParticleMeasure(torch.cat([x, torch.zeros_like(place)]), weights=[0.2] * 5 + [0.0])
     padded = blank.replace(torch.cat([x, place]))
@@ -192,6 +204,10 @@ def test_where_an_atom_without_mass_is_makes_no_difference(far: float) -> None:
         torch.testing.assert_close(
             sinkhorn_divergence(one, other), sinkhorn_divergence(*bare), rtol=1e-12, atol=0
         )
+    s = ([0, 0, 0, 1, 1, 1], [0, 0, 0, 1, 1])
+    found = conditional_sinkhorn_divergence(padded, y, conditions=s)
+    known = conditional_sinkhorn_divergence(x, y, conditions=(s[1], s[1]))
+    torch.testing.assert_close(found, known, rtol=1e-12, atol=0)
     torch.testing.assert_close(padded.mean(), x.mean(0))
     torch.testing.assert_close(padded.covariance(), torch.cov(x.T, correction=0))
 

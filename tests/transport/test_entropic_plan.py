@@ -67,6 +67,9 @@ def test_a_batch_is_its_entries_in_the_kind_and_precision_of_the_clouds() -> Non
     assert {type(t) for t in kept} <= {np.ndarray, np.float32}
     assert {t.dtype for t in kept} == {np.dtype("float32")}
     np.testing.assert_allclose(single.plan, sinkhorn_plan(X, Y, blur=0.5).plan, atol=1e-5)
+    short = [t.astype(np.float32) for t in (X, Y)]  # costs beside ε are right to its last digits
+    single, double = (sinkhorn_plan(*t).plan for t in (short, [t.astype(float) for t in short]))
+    np.testing.assert_allclose(single, double, rtol=1e-6, atol=1e-9)
     assert sinkhorn_plan(torch.zeros(0, 3, 2), torch.zeros(0, 3, 2)).value.shape == (0,)
 
 
@@ -101,7 +104,8 @@ def test_no_gradient_flows_and_a_common_shift_changes_nothing() -> None:
     found = sinkhorn_plan(x, Y, blur=0.5)
     with pytest.raises(RuntimeError, match="does not require grad"):
         found.value.backward()
-    assert not any(t.requires_grad for t in (found.plan, *found.potentials))
+    kept = (found.plan, found.coupling.source, *found.potentials)
+    assert not any(t.requires_grad for t in kept)
     far = sinkhorn_plan(np.round(X * 2**20) / 2**20 + 1e6, np.round(Y * 2**20) / 2**20 + 1e6)
     near = sinkhorn_plan(np.round(X * 2**20) / 2**20, np.round(Y * 2**20) / 2**20)
     np.testing.assert_array_equal(far.plan, near.plan)
@@ -145,5 +149,8 @@ def test_mass_that_rounding_puts_elsewhere_is_misplaced(blur: float) -> None:
 def test_lengths_whose_squares_leave_the_number_range_are_refused(call, size, blur) -> None:
     with pytest.raises(ValueError, match="blur: expected lengths whose squares torch.float64"):
         call(size * X, size * Y, blur=blur)
+    for pair in ((X, 1e200 * Y), (1e200 * X, Y)):
+        with pytest.raises(ValueError, match="lengths whose squares"):
+            call(*pair, blur=1.0)
     with pytest.raises(ValueError, match="torch.float32 holds"):
         sinkhorn_divergence(X.astype(np.float32), Y.astype(np.float32), blur=1e-25)
