@@ -270,8 +270,7 @@ def _solve_case(
 
 def grouped_conditions(s: np.ndarray, t: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Group numbers of conditions (n, k), (m, k): equal conditions, and only they, are one."""
-    everything = np.concatenate([s, t]) + 0.0  # −0.0 and 0.0 are one condition
-    ranks = np.unique(everything, axis=0, return_inverse=True)[1].reshape(-1)
+    ranks = np.unique(np.concatenate([s, t]), axis=0, return_inverse=True)[1].reshape(-1)
     return ranks[: len(s)], ranks[len(s) :]
 
 

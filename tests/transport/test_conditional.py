@@ -28,6 +28,7 @@ def test_unequal_first_marginals_are_infinitely_far() -> None:
         ParticleMeasure(x, positions=[0.25, 1.0]),
         ParticleMeasure(x, [0.4, 0.6], positions=[0.5, 1.0]),
         ParticleMeasure(x[:1], positions=[1.0]),
+        ParticleMeasure(x, [0.5 - 2e-8, 0.5 + 2e-8], positions=[0.5, 1.0]),
     ):
         result = solve_conditional_w2(here, other)
         assert float(result.value) == float(result.lower) == float(result.upper) == math.inf
@@ -117,6 +118,38 @@ def test_masses_of_positions_that_differ_a_little_are_told_as_rounding(apart: fl
     assert apart / 10 < width <= 1e-11 + 1.01 * float(found.rounding)
 
 
+@pytest.mark.parametrize("swap", [False, True])
+def test_masses_in_single_precision_are_equal_within_its_rounding(swap: bool) -> None:
+    x = torch.tensor([[0.0], [5.0]])
+    mu = ParticleMeasure(x, [0.5 + 2e-6, 0.5 - 2e-6], positions=torch.tensor([0.5, 1.0]))
+    nu = ParticleMeasure(x + 1, positions=torch.tensor([0.5, 1.0]))
+    assert float(conditional_w2(*((nu, mu) if swap else (mu, nu)))) == pytest.approx(1, abs=1e-5)
+
+
+def test_log_weights_of_single_precision_have_mass_1() -> None:
+    """log(1/400) is wrong by 2e-7 there, and so would be the masses of 400 positions."""
+    s, x = np.arange(400.0), np.zeros((400, 1), np.float32)
+    found = solve_conditional_w2(x, x + 1, conditions=(s, s)).found
+    assert found is not None
+    assert found[1].lower[0] <= 1 <= found[1].upper[0] < 1 + 1e-12
+
+
+@pytest.mark.parametrize("distance", [conditional_w2, conditional_sinkhorn_divergence])
+def test_conditions_that_are_vectors_are_told_apart_by_any_coordinate(distance) -> None:
+    x, y = np.array([[0.0], [1.0]]), np.array([[1.0], [0.0]])
+    for s in ([[0.0, 7.0], [1.0, 7.0]], [[7.0, 0.0], [7.0, 1.0]]):
+        assert float(distance(x, y, conditions=(s, s))) == 1.0
+        assert float(distance(x, y, conditions=(s, np.add(s, 0.25)))) == math.inf
+    assert float(distance(x, y, conditions=([[7.0, 0.5]] * 2, [[7.0, 0.75]] * 2))) == math.inf
+
+
+def test_minus_0_and_0_are_one_condition() -> None:
+    x, y = [[0.0], [1.0]], [[3.0], [4.0]]
+    for s, t in (([0.0, 1.0], [-0.0, 1.0]), ([[2.0, 0.0]] * 2, [[2.0, -0.0], [2.0, 0.0]])):
+        assert float(conditional_w2(x, y, conditions=(s, t))) == 3.0
+        assert float(conditional_w2(x, y, conditions=(t, s))) == 3.0
+
+
 @pytest.mark.parametrize("atoms", [1, 3])
 def test_a_position_of_mass_e_to_the_minus_900_is_seen(atoms: int) -> None:
     generator = torch.Generator().manual_seed(4)
@@ -191,7 +224,7 @@ def test_integers_that_double_precision_merges_are_refused_in_lists_and_frames_t
     ids = as_what([2**60, 2**60 + 1])
     with pytest.raises(ValueError, match="integers up to 2⁵³"):
         conditional_w2([[0.0], [1.0]], [[1.0], [0.0]], conditions=(ids, ids))
-    small = as_what([2**52, 2**52 + 1])
+    small = as_what([2**53 - 1, 2**53])
     assert float(conditional_w2([[0.0], [1.0]], [[1.0], [0.0]], conditions=(small, small))) == 1.0
 
 
@@ -226,6 +259,7 @@ def test_large_conditions_have_last_digits_too(scale: float) -> None:
         [[2**60, 0.5], [2**60 + 1, 0.5]],
         pd.DataFrame({"id": [2**60, 2**60 + 1], "x": [0.5, 0.5]}),
         [torch.tensor(2**60), torch.tensor(2**60 + 1)],
+        [-(2**60), 0.5],
         np.array([-(2**60), 5]),
         np.array([2**63 + 5, 2**63 + 6], np.uint64),
     ],

@@ -130,6 +130,40 @@ def test_what_the_price_rounds_off_the_points_is_in_the_interval(penalty: float)
         assert float(found.relative_width) < 1e-5
 
 
+@pytest.mark.parametrize("penalty", [4.0**-3, 1.0, 4.0, 4.0**5])
+def test_a_price_that_is_a_power_of_four_rounds_nothing(penalty: float) -> None:
+    x, y = 1e8 + np.random.default_rng(0).normal(size=(2, 4, 2))
+    s, t = np.arange(4.0), np.arange(4.0) + 0.5
+    found = solve_conditional_w2(x, y, conditions=(s, t), penalty=penalty)
+    assert float(found.relative_width) < 1e-12
+
+
+@pytest.mark.parametrize("far", [1e300, math.nan])
+def test_where_an_atom_without_mass_is_rounds_nothing_either(far: float) -> None:
+    x, y = np.random.default_rng(0).normal(size=(2, 4, 2))
+    blank = ParticleMeasure(np.concatenate([x, x[:1]]), [0.25] * 4 + [0.0])
+    mu = blank.replace(blank.points.clone().index_fill(0, torch.tensor([4]), far))
+    s, t = np.arange(5.0), np.arange(4.0) + 0.5
+    found, known = (
+        solve_conditional_w2(mu, y, conditions=(s, t), penalty=2.0),
+        solve_conditional_w2(x, y, conditions=(s[:4], t), penalty=2.0),
+    )
+    assert float(found.lower) == pytest.approx(float(known.lower), rel=1e-12)
+    assert float(found.upper) == pytest.approx(float(known.upper), rel=1e-12)
+
+
+@pytest.mark.parametrize("swap", [False, True])
+def test_a_light_position_says_how_much_is_rounding_beside_a_heavy_one(swap: bool) -> None:
+    """1e-3 or 1e-3 + 5e-12 moves by 1: of itself that is a thousand times what others gain."""
+    points, positions = torch.tensor([[0.0], [5.0]]).double(), [0.0, 1.0]
+    mu = ParticleMeasure(points, [1e-3 + 5e-12, 1 - 1e-3 - 5e-12], positions=positions)
+    moved = points + torch.tensor([[1.0], [0.0]])
+    nu = ParticleMeasure(moved, [1e-3, 1 - 1e-3], positions=positions)
+    found = solve_conditional_w2(*((nu, mu) if swap else (mu, nu)), strict=False)
+    assert float(found.lower) ** 2 <= 1e-3
+    assert 1e-3 + 5e-12 <= float(found.upper) ** 2 < 1e-3 + 2e-11
+
+
 @pytest.mark.parametrize("swap", [False, True])
 def test_masses_of_positions_that_hardly_differ_are_in_the_interval(swap: bool) -> None:
     """By 4e-9 of mass, which counts as equal, and moves by 1 at the first position only."""
