@@ -154,6 +154,7 @@ def test_one_atom_has_a_conditional_divergence_too() -> None:
     """NumPy takes a tensor of one truth value for a number."""
     found = conditional_sinkhorn_divergence([[0.0]], [[3.0]], conditions=([0.5], [0.5]))
     assert float(found) == pytest.approx(9.0)
+    assert float(sinkhorn_divergence([[3.0]], [[3.0]])) == 0  # of two clouds in one place
 
 
 def test_with_little_blur_it_is_the_conditional_distance_squared() -> None:
@@ -193,6 +194,7 @@ def test_batches_and_absent_atoms() -> None:
 @pytest.mark.parametrize("start", [0.0, 64.0])
 @pytest.mark.parametrize("far", [0.0, 1e6, math.nan])
 def test_where_an_atom_without_mass_is_makes_no_difference(far: float, start: float) -> None:
+    rough = {"blur": 0.5, "scaling": 0.5}  # of which the diameter is felt
     rng = np.random.default_rng(3)
     x, y = torch.from_numpy(start + rng.normal(size=(2, 5, 2)))
     place = torch.full((1, 2), far, dtype=torch.float64)
@@ -202,11 +204,14 @@ def test_where_an_atom_without_mass_is_makes_no_difference(far: float, start: fl
         bare = (x, y) if one is padded else (y, x)
         # What is measured from the mean is rounded where the mean is.
         torch.testing.assert_close(
-            sinkhorn_divergence(one, other), sinkhorn_divergence(*bare), rtol=1e-12, atol=0
+            sinkhorn_divergence(one, other, **rough),
+            sinkhorn_divergence(*bare, **rough),
+            rtol=1e-12,
+            atol=0,
         )
     s = ([0, 0, 0, 1, 1, 1], [0, 0, 0, 1, 1])
-    found = conditional_sinkhorn_divergence(padded, y, conditions=s)
-    known = conditional_sinkhorn_divergence(x, y, conditions=(s[1], s[1]))
+    found = conditional_sinkhorn_divergence(padded, y, conditions=s, **rough)
+    known = conditional_sinkhorn_divergence(x, y, conditions=(s[1], s[1]), **rough)
     torch.testing.assert_close(found, known, rtol=1e-12, atol=0)
     torch.testing.assert_close(padded.mean(), x.mean(0))
     torch.testing.assert_close(padded.covariance(), torch.cov(x.T, correction=0))

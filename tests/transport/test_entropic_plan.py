@@ -101,7 +101,7 @@ def test_light_and_absent_atoms_and_single_ones() -> None:
 
 def test_no_gradient_flows_and_a_common_shift_changes_nothing() -> None:
     x = torch.as_tensor(X).requires_grad_()
-    found = sinkhorn_plan(x, Y, blur=0.5)
+    found = sinkhorn_plan(ParticleMeasure(x), Y, blur=0.5)
     with pytest.raises(RuntimeError, match="does not require grad"):
         found.value.backward()
     kept = (found.plan, found.coupling.source, *found.potentials)
