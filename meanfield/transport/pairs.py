@@ -145,7 +145,8 @@ def _both(weights: Any) -> tuple[Any, Any]:
 def _measure(value: Measure, weights: Any, name: str) -> ParticleMeasure:
     """The measure of one argument; of a list of clouds a batch, padded with atoms of weight 0."""
     sizes = {_size(entry) for entry in value} if isinstance(value, list) and value else {None}
-    if None in sizes or (len(sizes) == 1 and not isinstance(value[0], ParticleMeasure)):
+    kinds = ParticleMeasure, tuple
+    if None in sizes or (len(sizes) == 1 and not any(isinstance(t, kinds) for t in value)):
         return ParticleMeasure.of(value, weights, name=name)
     if weights is not None:
         raise ValueError(

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from meanfield.habits import Hinted
-from meanfield.measures import ParticleMeasure
+from meanfield.measures import ParticleMeasure, stack
 from meanfield.transport import (
     conditional_w2,
     sinkhorn_divergence,
@@ -110,6 +110,20 @@ def test_a_list_of_clouds_of_different_sizes_is_a_batch() -> None:
     measures = [ParticleMeasure(x) for x in xs]
     np.testing.assert_allclose(w2(measures, ys), each, rtol=1e-13)
     assert w2([xs[0], xs[0]], [ys[0][0]] * 2).shape == (2,)
+
+
+def test_a_list_of_pairs_measures_and_clouds_of_one_size_is_a_batch_too() -> None:
+    rng = np.random.default_rng(1)
+    x, y, z = rng.normal(size=(3, 4, 2))
+    a, b = rng.dirichlet(np.ones(4), size=2)
+    mu, nu = ParticleMeasure(x, a), ParticleMeasure(y, b)
+    weighted, uniform = float(w2(mu, z)), float(w2(y, z))
+    for batch in ([(x, a), (y, b)], [mu, nu], [mu, (y, b)], [(x, a), nu]):
+        torch.testing.assert_close(torch.as_tensor(w2(batch, z)), w2(stack([mu, nu]), z))
+    for batch in ([(x, a), y], [mu, y]):
+        np.testing.assert_allclose(w2(batch, z), [weighted, uniform], rtol=1e-13)
+        np.testing.assert_allclose(w2(batch[::-1], z), [uniform, weighted], rtol=1e-13)
+    assert w2([(x, a)], z).shape == (1,)
 
 
 def test_pairs_in_the_wrong_order_and_weights_as_columns_are_told() -> None:
