@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -37,6 +38,47 @@ CALLS = [w2, w1, solve_w2, sinkhorn_divergence]
 def test_points_that_mean_nothing_are_refused(call, bad, error, match) -> None:
     with pytest.raises(error, match=match):
         call(GOOD, bad)
+    with pytest.raises(error, match=match.replace("torch.bool", "numbers")):
+        call(GOOD.numpy(), bad.numpy())
+
+
+def test_clouds_of_one_and_of_several_coordinates_are_no_pair() -> None:
+    line, space = np.zeros((3, 1)), np.zeros((3, 3))
+    for pair in ((line, space), (space, line)):
+        with pytest.raises(ValueError, match="in the dimension of mu"):
+            w2(*pair)
+
+
+@pytest.mark.parametrize("excess", [1e-6, -1e-6, -0.5])
+def test_weights_of_another_mass_are_refused_in_arrays_and_tensors(excess) -> None:
+    weights = np.array([0.25, 0.25, 0.5 + excess])
+    for points, each in ((GOOD, torch.tensor(weights)), (GOOD.numpy(), weights)):
+        with pytest.raises(ValueError, match="total mass of 1"):
+            w2((points, each), points)
+
+
+def test_numpy_goes_back_where_both_are_numpy() -> None:
+    t, x = GOOD, GOOD.numpy()
+    frame, weights = pd.DataFrame(x), np.array([0.25, 0.25, 0.5])
+    arrays = [x, frame, (x, weights), (frame, [0.25, 0.25, 0.5]), [x, x[:1]], [x, (x, weights)]]
+    tensors = [t, ParticleMeasure(x), (x, torch.tensor(weights)), [x, t[:1]], x.tolist()]
+    for mu in arrays + tensors:
+        for nu in arrays + tensors:
+            is_numpy = any(mu is each for each in arrays) and any(nu is each for each in arrays)
+            assert isinstance(w2(mu, nu), torch.Tensor) != is_numpy
+
+
+def test_lists_of_batches_are_no_batch() -> None:
+    batch = ParticleMeasure(GOOD.expand(2, 3, 2))
+    for bad in ([batch], [batch, batch], [GOOD[None], GOOD[None, :2]], [GOOD, GOOD[None]]):
+        with pytest.raises((TypeError, ValueError), match="mu: expected"):
+            w2(bad, GOOD)
+
+
+def test_traced_measures_on_either_side_are_refused() -> None:
+    for call in (lambda y: w2(y, GOOD), lambda y: w2(GOOD, y)):
+        with pytest.raises(RuntimeError, match="expected measures with values, got traced"):
+            torch.func.vmap(call)(GOOD.expand(2, 3, 2))
 
 
 def test_masses_are_looked_at_in_every_case_of_a_batch() -> None:
