@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -90,3 +91,34 @@ def test_the_barycentric_map_of_a_light_atom_does_not_underflow() -> None:
 def test_times_outside_the_unit_interval_are_refused() -> None:
     with pytest.raises(ValueError, match="≥ 0 and ≤ 1, got 1.5"):
         coupling_of(*measures(3, 3)).interpolate(1.5)
+
+
+def test_what_pads_a_plan_is_no_entry_and_moves_nothing() -> None:
+    x, y = torch.tensor([[0.0], [1.0], [2.0]]), torch.tensor([[5.0], [7.0]])
+    logs = torch.tensor([0.5, 0.5, 0.0, 0.0]).log()
+    plan = Coupling(x, y, torch.tensor([0, 1, 2, 2]), torch.tensor([0, 1, 0, 1]), logs)
+    assert plan.to_scipy().nnz == 2
+    assert plan.barycentric_map().tolist() == [[5.0], [7.0], [2.0]]
+    assert plan.interpolate(0.5).mean().tolist() == [3.25]
+
+
+def test_a_coupling_of_numpy_gives_numpy() -> None:
+    x, y = (t.points.numpy() for t in measures(4, 5))
+    found = solve_w2(x, y)
+    plan = found.coupling
+    assert plan is not None
+    parts = *plan.marginals(), plan.dense(), plan.mass, plan.barycentric_map(), *plan.sample(3)
+    assert {type(t) for t in parts} == {np.ndarray}
+    assert isinstance(found.relative_width, np.ndarray | np.generic)
+    assert isinstance(plan.cost(), np.ndarray | np.generic)
+
+
+def test_a_batch_of_couplings_is_told_and_no_sparse_matrix() -> None:
+    x, y = torch.zeros(2, 3, 1, dtype=torch.float64), torch.ones(2, 4, 1, dtype=torch.float64)
+    plan = solve_w2(x, y).coupling
+    assert plan is not None
+    assert "batch_shape=(2,)" in repr(plan) and "batch_shape" not in repr(
+        solve_w2(x[0], y[0]).coupling
+    )
+    with pytest.raises(ValueError, match=r"a batch of shape \(2,\)"):
+        plan.to_scipy()
