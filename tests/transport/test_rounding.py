@@ -26,7 +26,7 @@ from meanfield.transport.certificate import (
 from meanfield.transport.certificate import _doubts as doubts
 from meanfield.transport.certificate import _dual as dual_of
 from meanfield.transport.plans.formulas import solve_one_atom, solve_two_atoms
-from meanfield.transport.problem import UNIT, Problem, normalised_logs
+from meanfield.transport.problem import UNIT, Problem, normalised_logs, root
 
 
 def exact_weights(logs: np.ndarray) -> list:
@@ -148,6 +148,40 @@ def test_sums_and_differences_of_powers_are_those_of_high_precision(order: float
             least = max(s - t - lost * UNIT * s, 0) ** (mpmath.mpf(1) / order)
             assert least * (1 - 32 * UNIT) <= mpmath.mpf(float(left)) <= rest
     assert powers_less(np.asarray(1.0), np.asarray(2.0), order) == 0
+    ends = np.array([[0.0, 0.0], [1.0, math.inf], [math.inf, math.inf], [math.inf, 0.0]]).T
+    assert powers_added(*ends, order).tolist() == [0.0, math.inf, math.inf, math.inf]
+
+
+@pytest.mark.parametrize("order", [1, 1.1, 1.3, 2, 3, 5, 7, 10, 60, 99])
+def test_roots_of_0_1_and_infinity_are_these(order: float) -> None:
+    assert root(np.array([0.0, 1.0, math.inf]), order).tolist() == [0.0, 1.0, math.inf]
+
+
+def test_no_pair_is_farther_apart_than_the_diameter() -> None:
+    rng = np.random.default_rng(0)
+    for d in (1, 2, 3, 64):
+        for _ in range(100):
+            x, y = rng.normal(size=(2, 1, d))
+            p = Problem.of(x, y, np.zeros(1), np.zeros(1))
+            unit = Fraction(2) ** int(p.exponent)
+            square = sum((Fraction(s) - Fraction(t)) ** 2 for s, t in zip(x[0], y[0], strict=True))
+            assert square <= (Fraction(float(p.diameter)) * unit) ** 2
+            assert float(p.diameter * unit) ** 2 <= float(square) * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("unit", [2.0**-1070, 2.0**-1040, 2.0**1020])
+def test_a_unit_whose_inverse_is_no_number_is_left(unit: float) -> None:
+    x, y = unit * np.array([[[0.0], [4.0]], [[1.0], [2.0]]])
+    found = solve_w2(x, y)
+    assert float(found.value) == pytest.approx(unit * 2.5**0.5, rel=1e-3)
+    assert Fraction(float(found.lower)) ** 2 <= Fraction(unit) ** 2 * 5 / 2
+    assert Fraction(float(found.upper)) ** 2 >= Fraction(unit) ** 2 * 5 / 2
+
+
+def test_the_order_of_atoms_is_no_matter_to_the_last_bit_of_a_weight() -> None:
+    rng = np.random.default_rng(0)
+    logs, order = 20 * rng.normal(size=1000), rng.permutation(1000)
+    np.testing.assert_array_equal(normalised_logs(logs[order]), normalised_logs(logs)[order])
 
 
 def test_formulas_have_room_for_the_rounding_of_light_weights() -> None:
