@@ -36,6 +36,38 @@ def test_a_batch_is_its_entries() -> None:
             assert float(batch.upper[i, j]) >= float(one.lower)
 
 
+@pytest.mark.parametrize("p", [1, 1.5, 2, 3])
+@pytest.mark.parametrize("n", [3, 8, 40])
+def test_pairs_of_equal_and_of_other_weights_are_one_batch(p: float, n: int) -> None:
+    import ot
+
+    rng = np.random.default_rng(n)
+    x, y = rng.normal(size=(2, 3, n, 2))
+    y[2] = x[2] + 1e-3
+    a, b = rng.dirichlet(np.ones(n), size=(2, 3))
+    b[1:] = a[1:]
+    found = solve_wp((x, a), (y, b), p)
+    for k in range(3):
+        costs = np.linalg.norm(x[k, :, None] - y[k], axis=-1) ** p
+        truth = ot.emd2(a[k], b[k], costs) ** (1 / p)
+        assert found.value[k] == pytest.approx(truth, rel=1e-9)
+        np.testing.assert_allclose(found.plan[k].sum(0), b[k], rtol=1e-9, atol=1e-12)
+
+
+def test_weights_in_another_order_are_the_same_up_to_rounding() -> None:
+    """They are normalised by another sum: a last place of mass would outweigh all moves."""
+    rng, move = np.random.default_rng(0), 2.0**-30
+    x, order = np.round(rng.normal(size=(200, 2)) * 2**20) / 2**20, rng.permutation(200)
+    a = rng.dirichlet(np.ones(200))
+    b = a[order] * (1 + 2.0**-52)
+    mu, nu = ParticleMeasure(x, a), ParticleMeasure((x + np.array([move, 0.0]))[order], b)
+    found = solve_w2(mu, nu)
+    assert float(found.value) == pytest.approx(move, rel=1e-12)
+    assert float(found.relative_width) < 1e-12
+    stored = solve_w2(mu, nu, exact_weights=True, strict=False)
+    assert float(stored.lower) <= move and float(stored.upper) > 1.01 * move
+
+
 def test_batches_whose_squares_overflow_have_distances_and_no_potentials(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
