@@ -10,6 +10,7 @@ from meanfield.measures import ParticleMeasure
 from meanfield.transport import (
     conditional_w2,
     sinkhorn_divergence,
+    solve_conditional_w2,
     solve_w2,
     w1,
     w2,
@@ -26,6 +27,20 @@ def test_two_points_at_distance_3_are_at_distance_3() -> None:
     assert float(w2(HERE, THERE)) ** 2 == 9.0
     positioned = (ParticleMeasure(p, positions=[1.0]) for p in (HERE, THERE))
     assert float(conditional_w2(*positioned)) == 3.0
+
+
+def test_a_distance_of_0_and_an_infinite_one_have_no_width() -> None:
+    here, there = (ParticleMeasure(HERE, positions=[s]) for s in (0.5, 1.0))
+    for other, value in ((here, 0.0), (there, np.inf)):
+        found = solve_conditional_w2(here, other)
+        assert float(found.value) == value and float(found.relative_width) == 0
+
+
+def test_of_two_atoms_that_move_together_nothing_crosses() -> None:
+    x = torch.tensor([[0.0, 0.0], [1.0, 0.0]], dtype=torch.float64)
+    plan = solve_w2(x, x + 1).coupling
+    assert plan is not None
+    assert plan.rows.tolist() == plan.cols.tolist() == [0, 1]
 
 
 def test_pot_returns_the_square() -> None:

@@ -26,7 +26,7 @@ from meanfield.transport.certificate import (
 from meanfield.transport.certificate import _doubts as doubts
 from meanfield.transport.certificate import _dual as dual_of
 from meanfield.transport.plans.formulas import solve_one_atom, solve_two_atoms
-from meanfield.transport.problem import UNIT, Problem, normalised_logs, root
+from meanfield.transport.problem import UNIT, Problem, costs_between, normalised_logs, root
 
 
 def exact_weights(logs: np.ndarray) -> list:
@@ -176,6 +176,14 @@ def test_a_unit_whose_inverse_is_no_number_is_left(unit: float) -> None:
     assert float(found.value) == pytest.approx(unit * 2.5**0.5, rel=1e-3)
     assert Fraction(float(found.lower)) ** 2 <= Fraction(unit) ** 2 * 5 / 2
     assert Fraction(float(found.upper)) ** 2 >= Fraction(unit) ** 2 * 5 / 2
+
+
+@pytest.mark.parametrize("order", [1, 1.5, 2, 3])
+@pytest.mark.parametrize("shape", [(2, 3, 2), (1, 4, 2), (2, 40, 2)])
+def test_costs_of_a_batch_are_powers_of_lengths(order: float, shape: tuple[int, ...]) -> None:
+    x, y = np.random.default_rng(0).normal(size=(2, *shape))
+    truth = np.linalg.norm(x[:, :, None] - y[:, None], axis=-1) ** order
+    np.testing.assert_allclose(costs_between(x, y, order), truth, rtol=1e-13)
 
 
 def test_the_order_of_atoms_is_no_matter_to_the_last_bit_of_a_weight() -> None:
