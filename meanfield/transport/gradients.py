@@ -69,7 +69,9 @@ def w1(
     rtol: float = 1e-9,
 ) -> Any:
     """W₁(μ, ν) = `wp` of order 1: arguments, answer and errors are described there."""
-    return wp(mu, nu, 1, weights=weights, rtol=rtol)
+    settings = Settings(order=1, rtol=rtol)
+    pair = as_pair(mu, nu, weights)
+    return _valued(pair, solved(pair, settings))
 
 
 @with_hints

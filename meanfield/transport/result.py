@@ -288,7 +288,7 @@ def warn_of_rounding(result: TransportResult) -> None:
         f"W{result.order:g} lies in [{low:.4g}, {high:.4g}]: so much is left open by rounding, "
         f"as its power of order {result.order:g} is small beside that of the clouds' diameter; "
         f"{solver} gives the interval",
-        stacklevel=4,
+        stacklevel=5,  # whoever has called `w2`, not the library
     )
 
 

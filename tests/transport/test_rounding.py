@@ -6,6 +6,7 @@ import math
 import warnings
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 
 import mpmath
 import numpy as np
@@ -13,7 +14,7 @@ import pytest
 import torch
 
 from meanfield.measures import ParticleMeasure
-from meanfield.transport import conditional_w2, solve_w2, w2, wp
+from meanfield.transport import conditional_w2, solve_w2, w1, w2, wp
 from meanfield.transport.certificate import (
     Part,
     SparsePlan,
@@ -296,16 +297,22 @@ def test_who_asks_for_the_value_alone_is_told_that_rounding_leaves_it_open() -> 
     b = a + 1e-14 * np.array([1, -1, 0])
     found = solve_w2((x, a), (x, b))
     assert found.rounding > 0.01 * found.upper
-    with pytest.warns(UserWarning, match=r"W2 lies in \[\d.*left open by rounding"):
+    with pytest.warns(UserWarning, match=r"W2 lies in \[\d.*left open by rounding") as told:
         w2((x, a), (x, b))
     pair = (np.stack([x, x]), np.stack([a, a])), (np.stack([x, x + 1]), np.stack([b, b]))
-    with pytest.warns(UserWarning, match="W2 lies in"):  # one is open, the other is not
+    with pytest.warns(UserWarning, match="W2 lies in") as of_both:  # one is open, not the other
         w2(*pair)
+    assert str(of_both[0].message) == str(told[0].message)
     with pytest.warns(UserWarning, match="of order 60 is small .*; solve_wp gives"):
         wp(([[-1.0], [1.0]], [0.875, 0.125]), ([[-0.875], [0.25]], [0.75, 0.25]), 60)
     given = (ParticleMeasure(x, w, positions=[0.0] * 3) for w in (a, b))
     with pytest.warns(UserWarning, match="solve_conditional_w2 gives"):
         conditional_w2(*given)
+    given = [ParticleMeasure(x, w, positions=[0.0] * 3) for w in (a, b)]
+    for call in (w2, w1, partial(wp, p=3), conditional_w2):
+        with pytest.warns(UserWarning, match=r"lies in") as met:
+            call(*given)
+        assert {each.filename for each in met} == {__file__}
     assert solve_w2(x, x + 1).rounding < 1e-9
     with warnings.catch_warnings():
         warnings.simplefilter("error")
