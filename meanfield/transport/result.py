@@ -248,11 +248,8 @@ def assemble(
         known: Any = {"order": order, "conditional": conditional}
         return TransportResult(none, none, none, "empty batch", yes, seconds, **known)
     lower, upper = (_given(pair, t, k) for t, k in ((answer.lower, -1), (answer.upper, 1)))
-    value = _given(pair, answer.value)
-    if pair.is_single:  # rounded, it may have left the interval
-        value = value.clip(lower, upper)
     return TransportResult(
-        value=value,
+        value=_given(pair, answer.value),  # to the nearest, which does not leave the interval
         lower=lower,
         upper=upper,
         method=answer.method,

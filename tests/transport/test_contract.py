@@ -43,6 +43,15 @@ def test_of_two_atoms_that_move_together_nothing_crosses() -> None:
     assert plan.rows.tolist() == plan.cols.tolist() == [0, 1]
 
 
+def test_an_answer_carries_no_gradient() -> None:
+    x = torch.randn(4, 2, dtype=torch.float64).requires_grad_()
+    found = solve_w2(ParticleMeasure(x), ParticleMeasure(x.detach() + 1))
+    assert found.coupling is not None and found.potentials is not None
+    plan = found.coupling
+    held = found.value, found.lower, plan.source, plan.target, plan.cost(), *found.potentials
+    assert not any(t.requires_grad for t in held)
+
+
 def test_pot_returns_the_square() -> None:
     import ot
 

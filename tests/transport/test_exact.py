@@ -54,6 +54,17 @@ def test_pairs_of_equal_and_of_other_weights_are_one_batch(p: float, n: int) -> 
         np.testing.assert_allclose(found.plan[k].sum(0), b[k], rtol=1e-9, atol=1e-12)
 
 
+def test_plans_of_several_lengths_in_a_batch_have_the_weights_of_each() -> None:
+    rng = np.random.default_rng(2)
+    xs, ys = ([rng.normal(size=(n, 2)) for n in sizes] for sizes in ((3, 7, 1), (5, 2, 4)))
+    found = solve_w2(xs, ys)
+    for k, (x, y) in enumerate(zip(xs, ys, strict=True)):
+        known = solve_w2(x, y).plan
+        plan = found.plan[k, : len(x), : len(y)]
+        np.testing.assert_allclose(plan, known, rtol=1e-12)
+        assert found.plan[k].sum() == pytest.approx(plan.sum(), rel=1e-12)
+
+
 def test_weights_in_another_order_are_the_same_up_to_rounding() -> None:
     """They are normalised by another sum: a last place of mass would outweigh all moves."""
     rng, move = np.random.default_rng(0), 2.0**-30

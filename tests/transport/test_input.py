@@ -115,7 +115,7 @@ def test_an_empty_batch_has_no_distances() -> None:
     none = GOOD.expand(0, 3, 2)
     result = solve_w2(none, none)
     assert result.value.numel() == 0
-    assert result.converged.shape == (0,)
+    assert result.converged.shape == (0,) and result.converged.dtype == torch.bool
     positioned = ParticleMeasure(none, positions=torch.zeros(0, 3, dtype=torch.float64))
     assert conditional_w2(positioned, positioned).numel() == 0
 

@@ -170,6 +170,14 @@ def test_of_a_batch_in_single_precision_each_pair_has_its_potentials() -> None:
     assert solve_wp(x[1], torch.zeros(1, 1), 20).potentials is None
 
 
+def test_a_pair_beyond_the_number_range_leaves_the_others_their_potentials() -> None:
+    x, y = np.random.default_rng(0).normal(size=(2, 4, 2))
+    units = np.array([1.0, 1e200])[:, None, None]
+    f, g = solve_wp(units * x, units * y, 2).potentials
+    assert np.isfinite(f[0]).all() and np.isfinite(g[0]).all()
+    assert np.isnan(f[1]).all() and np.isnan(g[1]).all()
+
+
 def test_of_pairs_beyond_both_precisions_none_has_potentials() -> None:
     x = torch.tensor([[[1e-20], [2e-20]], [[1e-3], [2e-3]]])  # in double, in single
     assert solve_wp(x, torch.zeros(2, 1, 1), 20).potentials is None

@@ -275,6 +275,24 @@ def test_squares_beyond_float32_leave_the_distance_and_no_potentials() -> None:
     assert truth.potentials is not None
 
 
+def test_single_precision_rounds_ends_outward_and_0_not_at_all() -> None:
+    rng = np.random.default_rng(1)
+    for _ in range(40):
+        x, y = rng.normal(size=(2, 4, 2)).astype(np.float32)
+        found = solve_w2(x, y)
+        assert found.found is not None
+        known = found.found[1]
+        assert float(found.lower) <= known.lower[0] <= known.value[0] <= known.upper[0]
+        assert known.upper[0] <= float(found.upper) and known.rounding[0] <= found.rounding
+        assert found.lower <= found.value <= found.upper
+        assert found.upper <= found.lower * (1 + 2.0**-22)
+    same = solve_w2(x, x)
+    assert float(same.lower) == float(same.upper) == float(same.rounding) == 0
+    far = np.full((1, 1), 3e38, np.float32)
+    found = solve_w2(far, -far)
+    assert found.lower == np.finfo(np.float32).max and found.value == found.upper == np.inf
+
+
 @pytest.mark.parametrize("move", [1.6e-162, 2e-162, 3e-160, 1e-155, 1e-150])
 def test_squares_that_are_denormal_prove_nothing(move: float) -> None:
     """(1.6e-162)² is stored as 5e-324, twice what it is: the root would be 1.4 times W₂."""
