@@ -56,6 +56,10 @@ BAD = {
     "a transposed plan": (lambda: {"plan": np.ones((30, 20)) / 600}, "is it transposed"),
     "another shape": (lambda: {"plan": np.ones((3, 4)) / 12}, r"shape \(20, 30\)"),
     "negative masses": (lambda: {"plan": np.full((20, 30), 1 / 600) - np.eye(20, 30)}, "≥ 0"),
+    "a mass that is a little negative": (
+        lambda: {"plan": np.full((20, 30), 1 / 600) - 1.002 / 600 * np.eye(20, 30)}, "≥ 0"),
+    "less than half of the mass": (lambda: {"plan": np.full((20, 30), 0.49 / 600)}, "sum to 1"),
+    "more than one and a half": (lambda: {"plan": np.full((20, 30), 1.51 / 600)}, "sum to 1"),
     "a NaN": (lambda: {"plan": np.full((20, 30), np.nan)}, "finite"),
     "a short assignment": (lambda: {"plan": np.arange(19)}, "one for each atom"),
     "columns out of range": (lambda: {"plan": np.arange(20) + 20}, "from 0 to 29"),
@@ -83,6 +87,14 @@ def test_what_is_no_plan_and_no_potential_is_refused_in_words(name: str) -> None
     make, words = BAD[name]
     with pytest.raises((TypeError, ValueError), match=words):
         certify(X[:20], Y, **make())
+
+
+def test_masses_that_rounding_has_made_negative_are_none() -> None:
+    plan, off = BEST.plan.copy(), BEST.plan == 0
+    plan[off] = -1e-8 * plan.max()
+    found = certify((X, A), (Y, B), plan=plan, potentials=BEST.potentials)
+    assert found.converged and not found.plan[off].any()
+    assert float(found.upper) == pytest.approx(float(BEST.upper), rel=1e-12)
 
 
 def test_a_batch_is_told_to_go_one_by_one() -> None:
