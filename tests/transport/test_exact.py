@@ -11,6 +11,7 @@ import pytest
 import torch
 from scipy.optimize import linear_sum_assignment
 
+from meanfield.errors import ConvergenceError
 from meanfield.measures import ParticleMeasure
 from meanfield.transport import solve_w2, solve_wp, w2
 from meanfield.transport.plans import core, exact, formulas
@@ -105,6 +106,20 @@ def test_the_fallback_without_the_compiled_core_gives_the_same(
     for method in ("auto", "column generation"):
         found = solve_w2(x, y, method=method)
         torch.testing.assert_close(found.value, with_core.value, rtol=1e-13, atol=0)
+
+
+@pytest.mark.filterwarnings("ignore:numItermax reached")
+@pytest.mark.parametrize("has_core", [True, False])
+def test_a_simplex_that_stopped_early_is_refused(monkeypatch, has_core) -> None:
+    p = Problem.of(*np.random.default_rng(0).normal(size=(2, 40, 2)), np.zeros(40), np.zeros(40))
+    if not has_core:
+        monkeypatch.setattr(exact, "compiled_core", lambda: None)
+    monkeypatch.setattr(exact, "_PIVOTS", 3)
+    arcs = (*np.divmod(np.arange(1600), 40), p.costs.ravel())
+    with pytest.raises(ConvergenceError, match="POT's network simplex gave no optimal plan"):
+        exact.simplexes(p.a[None], p.b[None], p.costs[None])
+    with pytest.raises(ConvergenceError, match="POT's network simplex gave no optimal plan"):
+        exact.sparse_simplex(p.a, p.b, arcs)
 
 
 WIDE = {
