@@ -339,6 +339,7 @@ def test_a_sample_is_drawn_from_the_atoms_that_have_mass():
     shares = [(drawn.points[0, :, 0] == x).double().mean() for x in (0.0, 1.0, 2.0)]
     assert float(shares[0]) == pytest.approx(0.25, abs=0.03) and shares[2] == 0
     assert set(drawn.points[1, :, 0].tolist()) == {2.0} and drawn.log_weights.unique().numel() == 1
+    torch.testing.assert_close(drawn.weights.sum(-1), torch.ones(2, dtype=F64))
     torch.testing.assert_close(mu.sample(9, generator=3).points, mu.sample(9, generator=3).points)
     torch.manual_seed(0)
     assert not torch.equal(mu.sample(50).points, mu.sample(50).points)

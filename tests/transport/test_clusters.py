@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import mpmath
@@ -230,3 +231,25 @@ def test_clusters_on_a_long_line_are_known_as_well_as_on_a_short_one(order: int)
     y += np.arange(1000)[:, None] % 2
     for mu, nu in ((x, y), (x[:100], y[:200])):
         assert solve_wp(mu, nu, order).relative_width < 1e-9
+
+
+@pytest.mark.parametrize("order", [1, 2, 3])
+def test_potentials_of_clusters_are_feasible_between_them_too(order: int) -> None:
+    rng = np.random.default_rng(0)
+    centres = 100 * np.array([[0.0, 0.0], [1.0, 0.0], [0.0, 1.5]])
+    x, y = np.repeat(centres, 4, 0) + rng.normal(size=(2, 12, 2))
+    p = Problem(x, y, np.zeros(12), np.zeros(12), order=order)
+
+    def solver(*arrays: np.ndarray) -> Any:
+        part = Problem.of(*arrays, order=order)
+        found = in_unit(solve_dense(part, rtol=1e-9), part.exponent)
+        return replace(
+            found, f=found.f - 3 * 100**order, g=found.g + 3 * 100**order
+        )  # as good inside
+
+    found = solve_clusters(p, solver, snap=True)
+    assert found is not None and found.f is not None
+    costs = np.linalg.norm(x[:, None] - y, axis=-1) ** order
+    assert (found.f[:, None] + found.g <= costs + 1e-7).all()
+    gained = (found.f.mean() + found.g.mean()) ** (1 / order)
+    assert gained == pytest.approx(float(found.lower), rel=1e-6)
