@@ -567,7 +567,7 @@ def _single_linkage(
     """
     if scale == 0:
         rows = points if positions is None else torch.cat([positions[:, None], points], -1)
-        keys = to_host(rows) + 0.0  # −0.0 and 0.0 are one point
+        keys = to_host(rows)  # of which −0.0 and 0.0 are one
     else:
         keys = _components(points, positions, scale)
     _, first, inverse = np.unique(keys, axis=0, return_index=True, return_inverse=True)

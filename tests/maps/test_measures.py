@@ -207,6 +207,29 @@ def test_merging_adds_the_weights_of_equal_points_and_drops_absent_atoms():
     merged = merge(mu)
     assert merged.points.squeeze(-1).tolist() == [0.0, 3.0]
     torch.testing.assert_close(merged.weights, torch.tensor([0.5, 0.5], dtype=F64))
+    assert measures.merge_labelled(mu, 0.0)[1].tolist() == [0, 1, 0, -1]
+
+
+def test_atoms_that_coincide_do_not_move_where_they_are_merged():
+    for place in (0.1, 1 / 3, 1e15 + 0.125, 1e308):
+        merged = merge(ParticleMeasure([[place]] * 3, weights=[0.1, 0.2, 0.7]))
+        assert merged.points.tolist() == [[place]]
+
+
+@pytest.mark.parametrize("unit", [1e-200, 1e-300, 1e200])
+def test_atoms_are_merged_where_squares_of_their_distances_are_no_numbers(unit):
+    points = unit * torch.tensor([[0.0], [1.0], [3.0]], dtype=F64)
+    merged = merge(ParticleMeasure(points), atol=1.5 * unit)
+    torch.testing.assert_close(merged.points / unit, torch.tensor([[0.5], [3.0]], dtype=F64))
+
+
+def test_what_a_map_has_lost_is_refused_where_it_counts_only():
+    mu = ParticleMeasure([[1.0], [2.0]])
+    lost = mu.replace(mu.points * math.nan)
+    for found in (split(lost), stack([lost, mu])[0], pushforward(lambda x: x + 1, lost)):
+        assert bool(found.points.isnan().all())
+    with pytest.raises(ValueError, match="expected finite points"):
+        merge(lost)
 
 
 def test_one_call_makes_a_measure_of_what_stands_for_one():
