@@ -216,6 +216,30 @@ def test_atoms_that_coincide_do_not_move_where_they_are_merged():
         assert merged.points.tolist() == [[place]]
 
 
+def test_merged_atoms_stand_in_the_order_in_which_they_came():
+    merged = merge(ParticleMeasure([[5.0], [1.0], [3.0], [1.0]], weights=[0.1, 0.2, 0.3, 0.4]))
+    assert merged.points[:, 0].tolist() == [5.0, 1.0, 3.0]
+    assert merged.weights.tolist() == pytest.approx([0.1, 0.6, 0.3])
+
+
+def test_the_sum_of_a_group_without_mass_is_none():
+    logs, groups = torch.tensor([-math.inf, -math.inf, 0.0]), torch.tensor([0, 0, 1])
+    assert measures.log_sums(logs, groups, 3).tolist() == [-math.inf, 0.0, -math.inf]
+
+
+def test_what_does_not_fit_a_measure_is_refused():
+    mu, short = ParticleMeasure([[1.0], [2.0]]), ParticleMeasure(torch.zeros(2, 1))
+    with pytest.raises(TypeError, match="float32.*float64|float64.*float32"):
+        stack([mu, short])
+    with pytest.raises(ValueError, match="weights"):
+        mixture([mu, mu], [[0.5, 0.5]])
+    with pytest.raises(IndexError, match="too many new axes"):
+        stack([mu, mu])[None]
+    for points in (short.points, mu.points.to_sparse(), mu.points.tolist()):
+        with pytest.raises(TypeError, match="expected a dense tensor of torch.float64"):
+            mu.replace(points)
+
+
 @pytest.mark.parametrize("unit", [1e-200, 1e-300, 1e200])
 def test_atoms_are_merged_where_squares_of_their_distances_are_no_numbers(unit):
     points = unit * torch.tensor([[0.0], [1.0], [3.0]], dtype=F64)
