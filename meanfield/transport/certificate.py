@@ -253,6 +253,13 @@ def narrower(one: Interval, other: Interval | None, rtol: float) -> Interval:
     )
 
 
+def without_plan(value: np.ndarray, method: str, *, order: float = 2) -> Interval:
+    """Values that are exact, without plan and potentials."""
+    mass, zero = np.zeros((*value.shape, 0)), np.zeros(value.shape)
+    ends, plan, yes = (value, value, value), (mass.astype(np.int64),) * 2, zero == 0
+    return Interval(*ends, *plan, mass, None, None, method, yes, zero, zero, order)
+
+
 class Part(NamedTuple):
     """Answers of problems of one shape (k of them) inside a larger one, and where they stand."""
 

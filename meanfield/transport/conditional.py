@@ -23,7 +23,7 @@ from meanfield.checks import (
 from meanfield.habits import with_hints
 from meanfield.measure_arguments import MASS_TOLERANCE
 from meanfield.measures import ParticleMeasure, check_measure
-from meanfield.transport.certificate import Interval, Part, scaled, united
+from meanfield.transport.certificate import Interval, Part, scaled, united, without_plan
 from meanfield.transport.pairs import Measure, Measures, Pair, as_measures, points_of
 from meanfield.transport.problem import UNIT, Problem, normalised_logs, row_norms
 from meanfield.transport.result import TransportResult, gathered
@@ -191,13 +191,13 @@ def solved_by_condition(
             _solve_case(Problem(*case), mine, theirs, settings, tolerance)[None]
             for *case, mine, theirs in zip(*pair.flat, u, v, strict=True)
         ]
-        answer = gathered(answers) if answers else None
+        answer = gathered(answers) if answers else without_plan(np.zeros(0), "empty batch")
     return finished(pair, answer, settings, conditional=True)
 
 
 def _solve_penalised(
     pair: Pair, s: np.ndarray, t: np.ndarray, penalty: float, settings: Settings
-) -> Interval | None:
+) -> Interval:
     """W₂ of the points (x, √λ s), in units in which as little as possible is rounded.
 
     λ = 4^e r with 1 ≤ r < 4: conditions are multiplied by 2^e, which rounds nothing, and points
@@ -223,7 +223,7 @@ def _solve_penalised(
         for points, price in zip((x, y), prices, strict=True)
     )
     answer = solve_arrays(first, second, log_a, log_b, settings)
-    if answer is None or root == 1:
+    if root == 1:
         return answer
     # Points of weight 0 may be anywhere.
     sizes = (
@@ -248,12 +248,11 @@ def _solve_case(
     """One pair in the caller's unit, with the conditions of its atoms."""
     groups = groups_of(s, t, case.log_a, case.log_b, tolerance)
     if groups is None:
-        return _infinite()
+        return without_plan(np.asarray(math.inf), "unequal first marginals")
     (mine, theirs), parts = groups, []
     mismatch = float(np.abs(mine.log_masses - theirs.log_masses).max())
     for ids, xs, ys in by_shape(mine, theirs):
         found = solve_arrays(case.x[xs], case.y[ys], case.log_a[xs], case.log_b[ys], settings)
-        assert found is not None  # a class of groups is not empty
         parts.append(Part(found, xs, ys, mine.log_masses[ids]))
     answer = united(parts, (case.n, case.m), 2, log_error=mismatch)
     f, g = answer.f, answer.g
@@ -349,11 +348,3 @@ def by_shape(mine: Groups, theirs: Groups) -> Iterator[tuple[np.ndarray, np.ndar
             mine.order[mine.starts[ids][:, None] + np.arange(n)],
             theirs.order[theirs.starts[ids][:, None] + np.arange(m)],
         )
-
-
-def _infinite() -> Interval:
-    none, inf, name = np.zeros(0, np.int64), np.asarray(math.inf), "unequal first marginals"
-    yes = np.asarray(True)
-    ends = (inf, inf, inf, none, none, np.zeros(0), None, None, name, yes)
-    zero = np.zeros(())
-    return Interval(*ends, plan_doubt=zero, dual_doubt=zero, order=2)

@@ -107,7 +107,7 @@ def certify(
     answer = _graded(problem, given, known, method, rtol, pair.device)
     answer = in_numbering(in_unit(answer, problem.exponent), whole)
     seconds = time.perf_counter() - start
-    return assemble(pair, answer[None], order=order, seconds=seconds)
+    return assemble(pair, answer[None], seconds=seconds)
 
 
 def _in_unit(

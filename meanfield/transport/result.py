@@ -235,18 +235,9 @@ def gathered(parts: Sequence[Interval]) -> Interval:
 
 
 def assemble(
-    pair: Pair,
-    answer: Interval | None,
-    *,
-    order: float = 2,
-    seconds: float,
-    conditional: bool = False,
+    pair: Pair, answer: Interval, *, seconds: float, conditional: bool = False
 ) -> TransportResult:
     """Arrays of the caller's kind and batch shape, from a batch in the caller's unit."""
-    if answer is None:
-        none, yes = _given(pair, np.zeros(0)), _given(pair, np.ones(0, bool))
-        known: Any = {"order": order, "conditional": conditional}
-        return TransportResult(none, none, none, "empty batch", yes, seconds, **known)
     lower, upper = (_given(pair, t, k) for t, k in ((answer.lower, -1), (answer.upper, 1)))
     return TransportResult(
         value=_given(pair, answer.value),  # to the nearest, which does not leave the interval
@@ -255,7 +246,7 @@ def assemble(
         method=answer.method,
         converged=_given(pair, answer.converged),
         seconds=seconds,
-        order=order,
+        order=answer.order,
         found=(pair, answer),
         rounding=_given(pair, answer.rounding, 1),
         conditional=conditional,
@@ -273,8 +264,6 @@ def _given(pair: Pair, values: np.ndarray, direction: int = 0) -> Any:
 
 def warn_of_rounding(result: TransportResult) -> None:
     """Tell who asks for a value alone that rounding leaves more than its last digits open."""
-    if result.rounding is None:  # an empty batch
-        return
     wide = result.rounding > _WIDE * result.upper
     if not bool(wide.any()):
         return

@@ -8,13 +8,14 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from meanfield.checks import as_bool, choice, number
 from meanfield.habits import with_hints
-from meanfield.transport.certificate import Interval, in_unit, narrower
+from meanfield.transport.certificate import Interval, in_unit, narrower, without_plan
 from meanfield.transport.pairs import Measure, Pair, as_pair
 from meanfield.transport.plans.clusters import solve_clusters
 from meanfield.transport.plans.columns import solve_columns
@@ -186,33 +187,30 @@ def as_order(p: Any) -> float:
 
 def solved(pair: Pair, settings: Settings) -> TransportResult:
     """The distance of a pair of measures, or of a batch of pairs."""
-    if settings.device != pair.device:
-        settings = replace(settings, device=pair.device)
-    answer = solve_arrays(*pair.flat, settings)
+    answer = solve_arrays(*pair.flat, replace(settings, device=pair.device))
     return finished(pair, answer, settings)
 
 
 def finished(
-    pair: Pair, answer: Interval | None, settings: Settings, *, conditional: bool = False
+    pair: Pair, answer: Interval, settings: Settings, *, conditional: bool = False
 ) -> TransportResult:
     """The answer as the caller's kind of arrays, refused under `strict` if it is open."""
     seconds = time.perf_counter() - settings.start
-    known: Any = {"order": settings.order, "seconds": seconds, "conditional": conditional}
-    result = assemble(pair, answer, **known)
+    result = assemble(pair, answer, seconds=seconds, conditional=conditional)
     return refuse_unconverged(result, settings.rtol) if settings.strict else result
 
 
 def solve_arrays(
     x: np.ndarray, y: np.ndarray, log_a: np.ndarray, log_b: np.ndarray, settings: Settings
-) -> Interval | None:
+) -> Interval:
     """Answers of a batch x (b, n, d), y (b, m, d), log a, log b, in the caller's unit.
 
     Many small problems of one shape are solved in arrays; those that do not close, and all
-    others, one by one. None for an empty batch.
+    others, one by one.
     """
     count, (n, d), m = len(x), x.shape[1:], y.shape[1]
     if not count:
-        return None
+        return without_plan(np.zeros(0), "empty batch", order=settings.order)
     is_small = max(n, m) <= _BATCHED and settings.method == "auto" and (d > 1 or count > 1)
     if not is_small or min(log_a.min(), log_b.min()) == -math.inf:
         cases = zip(x, y, log_a, log_b, strict=True)
@@ -314,13 +312,7 @@ def automatic(problem: Problem, settings: Settings) -> Interval:
 
 
 def _clusters(problem: Problem, settings: Settings) -> Interval | None:
-    def solve_batch(
-        x: np.ndarray, y: np.ndarray, log_a: np.ndarray, log_b: np.ndarray
-    ) -> Interval:
-        answer = solve_arrays(x, y, log_a, log_b, settings)
-        assert answer is not None  # a batch of clusters is not empty
-        return answer
-
+    solve_batch = partial(solve_arrays, settings=settings)
     return solve_clusters(problem, solve_batch, snap=not settings.exact_weights)
 
 
