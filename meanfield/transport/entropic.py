@@ -219,18 +219,12 @@ def _conditional(
 
 
 class _HalfSquares(torch.autograd.Function):
-    """½ ‖xᵢ − y_j‖², (..., n, m): GeomLoss's own expansion cancels.
-
-    Differences are taken axis by axis, forth and back, so that nothing of size n m d is held.
-    """
+    """½ ‖xᵢ − y_j‖², (..., n, m): GeomLoss's own expansion cancels."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor) -> Tensor:
         ctx.save_for_backward(x, y)
-        squares = x.new_zeros(*x.shape[:-1], y.shape[-2])
-        for move in _moves(x, y):
-            squares += move.square_()
-        return squares / 2
+        return squares_between(x, y) / 2
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
@@ -241,8 +235,16 @@ class _HalfSquares(torch.autograd.Function):
         return into_x, into_y
 
 
+def squares_between(x: Tensor, y: Tensor) -> Tensor:
+    """‖xᵢ − y_j‖² of all pairs, (..., n, m)."""
+    squares = x.new_zeros(*x.shape[:-1], y.shape[-2])
+    for move in _moves(x, y):
+        squares += move.square_()
+    return squares
+
+
 def _moves(x: Tensor, y: Tensor) -> Iterator[Tensor]:
-    """The differences of all pairs along each axis in turn, (..., n, m)."""
+    """The differences of all pairs along each axis in turn: nothing of size n m d is held."""
     for k in range(x.shape[-1]):
         yield x[..., :, None, k] - y[..., None, :, k]
 

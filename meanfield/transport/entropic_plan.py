@@ -12,7 +12,7 @@ from meanfield.habits import with_hints
 from meanfield.measures import present_points
 from meanfield.results.answers import Answer, labelled
 from meanfield.transport.coupling import Coupling
-from meanfield.transport.entropic import check_lengths, diameter_of, matrix_memory
+from meanfield.transport.entropic import check_lengths, diameter_of, matrix_memory, squares_between
 from meanfield.transport.pairs import Measure, as_measures
 
 _COOLING = 0.9  # of the temperature, until it is ε
@@ -89,9 +89,7 @@ def sinkhorn_plan(
     log_a, log_b = mu.log_weights.detach().double(), nu.log_weights.detach().double()
     x, y = (present_points(each).detach().double() for each in (mu, nu))
     check_lengths(blur, diameter_of(x.reshape(-1, mu.dim), y.reshape(-1, mu.dim)), x.dtype)
-    costs = x.new_zeros(*mu.batch_shape, n, m)
-    for k in range(mu.dim):  # differences first: nothing of size n m d is held
-        costs += (x[..., :, None, k] - y[..., None, :, k]).square_()
+    costs = squares_between(x, y)
     epsilon = 2 * blur**2
     f, g = _iterated(costs, log_a, log_b, epsilon, steps)
     log_mass = (f[..., None] + g[..., None, :] - costs) / epsilon
