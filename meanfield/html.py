@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import html
-import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
+
+import numpy as np
 
 
 def escape(value: object) -> str:
@@ -35,13 +36,13 @@ def span(values: Any) -> str:
         >>> span(2.5), span([[1, 4], [2, 3]])
         ('2.5', '1 to 4 (4 numbers)')
     """
-    found = list(_flat(values.tolist() if hasattr(values, "tolist") else values))
-    numbers = [x for x in found if not math.isnan(x)]
-    if not numbers:
-        return "NaN" if found else "none"
-    low, high = f"{float(min(numbers)):.6g}", f"{float(max(numbers)):.6g}"
+    found = np.asarray(values.tolist() if hasattr(values, "tolist") else values, float)
+    numbers = found[~np.isnan(found)]
+    if not numbers.size:
+        return "NaN" if found.size else "none"
+    low, high = f"{numbers.min():.6g}", f"{numbers.max():.6g}"
     ends = low if low == high else f"{low} to {high}"
-    return ends if len(found) == 1 else f"{ends} ({len(found)} numbers)"
+    return ends if found.size == 1 else f"{ends} ({found.size} numbers)"
 
 
 def html_table(title: str, rows: Iterable[Sequence[object]], *, header: Sequence[str] = ()) -> str:
@@ -74,11 +75,3 @@ def html_table(title: str, rows: Iterable[Sequence[object]], *, header: Sequence
         + (f"<thead><tr>{head}</tr></thead>" if head else "")
         + f"<tbody>{body}</tbody></table>"
     )
-
-
-def _flat(values: Any) -> Iterator[float]:
-    if isinstance(values, (list, tuple)):
-        for value in values:
-            yield from _flat(value)
-    else:
-        yield values
