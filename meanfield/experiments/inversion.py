@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.linalg import matrix_norm
 
 from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, bounds, local_lipschitz
 from meanfield.attention import kernels
@@ -95,14 +96,14 @@ def measure(s: Settings, kernel: str, spread: float, factor: float) -> dict[str,
     mu = ParticleMeasure(tokens(s, spread))
     nu = G(mu)
     found = invert(G, nu, rtol=_RTOL, max_steps=400, strict=False)
-    sizes = _sizes(mu.points)
+    sizes = matrix_norm(mu.points)
     here = local_lipschitz(F, mu, geometry="euclidean", rtol=1e-2, strict=False)
     local = float(here.value.max())
-    first = float((_sizes(G(nu).points - nu.points) / sizes).max())
+    first = float((matrix_norm(G(nu).points - nu.points) / sizes).max())
     return {
         "error": _errors(G, mu, nu),
         "certified": float((found.error * s.n_tokens**0.5 / sizes).max()),
-        "true_error": float((_sizes(found.measure.points - mu.points) / sizes).max()),
+        "true_error": float((matrix_norm(found.measure.points - mu.points) / sizes).max()),
         "steepness": float(found.steepness.max()),
         "constant": constant,
         "measured": local,
@@ -117,13 +118,9 @@ def _errors(G: Residual, mu: ParticleMeasure, nu: ParticleMeasure) -> list[float
     """Largest error over the batch at each step of x ← y − c f(x)/L, from x = y."""
     x, found = nu, []
     for _ in range(_STEPS + 1):
-        found.append(float((_sizes(x.points - mu.points) / _sizes(mu.points)).max()))
+        found.append(float((matrix_norm(x.points - mu.points) / matrix_norm(mu.points)).max()))
         x = nu.replace(nu.points - G.scale * G.map(x).points)
     return found
-
-
-def _sizes(points: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(points, dim=(-2, -1))
 
 
 def _predicted(first: float, factor: float) -> float:

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 import xarray as xr
 from torch import Tensor
+from torch.linalg import matrix_norm
 
 from meanfield import ParticleMeasure, SelfAttention, linearize, sampling
 from meanfield.attention import AttentionParameters
@@ -111,7 +112,7 @@ def measure(s: Settings, layer: int, n_tokens: int) -> dict[str, Any]:
     how: Any = {"geometry": "euclidean", "rtol": s.rtol, "strict": False}
     constant = local_lipschitz(F, mu, **how)
     own = constant if g is F else local_lipschitz(g, mu, **how)
-    found = {"released": _size(pulled).sqrt(), "size": _size(value).sqrt()}
+    found = {"released": matrix_norm(pulled).sqrt(), "size": matrix_norm(value).sqrt()}
     found["radius"] = inputs.token_radii(X)[0]
     return {
         **constant.values("constant"),
@@ -129,11 +130,7 @@ def released_quantity(F: MeasureMap, mu: ParticleMeasure) -> Tensor:
     Returns:
         One number per measure of the batch.
     """
-    return _size(linearize(F, mu).atoms.rmatvec(F(mu).points)).sqrt()
-
-
-def _size(points: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(points, dim=(-2, -1))
+    return matrix_norm(linearize(F, mu).atoms.rmatvec(F(mu).points)).sqrt()
 
 
 def _points(s: Settings, source: Transformer, layer: int, n: int) -> Tensor:
