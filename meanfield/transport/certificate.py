@@ -64,7 +64,8 @@ class SparsePlan(NamedTuple):
 class Interval:
     """lower ≤ W_p ≤ upper in the unit of its problem, with plan and feasible potentials.
 
-    Leading axes are those of the problem; `f` and `g` are None where none were made.
+    Leading axes are those of the problem. Potentials are NaN where their powers leave the number
+    range, and where the distance is infinite.
 
     Attributes:
         converged: whether the ends meet within rtol and what rounding explains.
@@ -79,8 +80,8 @@ class Interval:
     rows: np.ndarray
     cols: np.ndarray
     log_mass: np.ndarray
-    f: np.ndarray | None
-    g: np.ndarray | None
+    f: np.ndarray
+    g: np.ndarray
     method: str
     converged: np.ndarray
     plan_doubt: np.ndarray
@@ -95,8 +96,7 @@ class Interval:
 
     def __getitem__(self, index: Any) -> Interval:
         """Some answers of the batch."""
-        held = {name: getattr(self, name) for name in self.arrays()}
-        return replace(self, **{k: t[index] for k, t in held.items() if t is not None})
+        return replace(self, **{name: getattr(self, name)[index] for name in self.arrays()})
 
     @property
     def rounding(self) -> np.ndarray:
@@ -147,7 +147,7 @@ def clipped(problem: Problem, g: np.ndarray, weights: np.ndarray) -> np.ndarray:
 def certified(
     problem: Problem,
     plan: SparsePlan,
-    potentials: np.ndarray | tuple[np.ndarray, np.ndarray] | None,
+    potentials: np.ndarray | tuple[np.ndarray, np.ndarray],
     *,
     method: str,
     rtol: float,
@@ -198,8 +198,8 @@ def certified(
         rows=plan.rows,
         cols=plan.cols,
         log_mass=plan.log_mass,
-        f=None if potentials is None else f,
-        g=None if potentials is None else g,
+        f=f,
+        g=g,
         method=method,
         converged=_meet(order, rtol, upper, lower, plan_doubt + lost),
         plan_doubt=root(plan_doubt, order),
@@ -253,11 +253,12 @@ def narrower(one: Interval, other: Interval | None, rtol: float) -> Interval:
     )
 
 
-def without_plan(value: np.ndarray, method: str, *, order: float = 2) -> Interval:
-    """Values that are exact, without plan and potentials."""
+def without_plan(value: np.ndarray, method: str, n: int, m: int, *, order: float = 2) -> Interval:
+    """Values that are exact, of n × m atoms, without a plan."""
     mass, zero = np.zeros((*value.shape, 0)), np.zeros(value.shape)
     ends, plan, yes = (value, value, value), (mass.astype(np.int64),) * 2, zero == 0
-    return Interval(*ends, *plan, mass, None, None, method, yes, zero, zero, order)
+    f, g = (np.full((*value.shape, size), math.nan) for size in (n, m))
+    return Interval(*ends, *plan, mass, f, g, method, yes, zero, zero, order)
 
 
 class Part(NamedTuple):
@@ -294,17 +295,15 @@ def united(
     moved = np.where(upper < math.inf, upper, 0.0) * root(np.asarray(order * log_error), order)
     plan_doubt, dual_doubt = (powers_added(t, moved, order) for t in (plan_doubt, dual_doubt))
     f, g = (np.zeros(size) for size in shape)
-    has_potentials = not any(t.f is None or t.g is None for t in answers)
     tiny = float(upper) < (np.finfo(float).tiny / UNIT) ** (1 / order)
     entries = []
     for t, rows, cols, log_mass in parts:
         there = t.log_mass > -math.inf
         i, j = np.take_along_axis(rows, t.rows, -1), np.take_along_axis(cols, t.cols, -1)
         entries.append((i[there], j[there], (t.log_mass + log_mass[:, None])[there]))
-        if t.f is not None and t.g is not None:
-            # Of a distance that is far below the whole, potentials that underflowed are 0.
-            lost = np.isnan(t.f).any(-1) & (t.upper < 1) & ~tiny
-            f[rows], g[cols] = (np.where(lost[:, None], 0.0, each) for each in (t.f, t.g))
+        # Of a distance that is far below the whole, potentials that underflowed are 0.
+        lost = np.isnan(t.f).any(-1) & (t.upper < 1) & ~tiny
+        f[rows], g[cols] = (np.where(lost[:, None], 0.0, each) for each in (t.f, t.g))
     i, j, log_mass = (np.concatenate(t) for t in zip(*entries, strict=True))
     return Interval(
         value=np.clip(value, lower, upper),
@@ -313,8 +312,8 @@ def united(
         rows=i,
         cols=j,
         log_mass=log_mass,
-        f=f if has_potentials else None,
-        g=g if has_potentials else None,
+        f=f,
+        g=g,
         method=joined_names(answers),
         converged=np.asarray(all(t.converged.all() for t in answers)),
         order=order,
@@ -343,17 +342,15 @@ def in_unit(answer: Interval, exponent: np.ndarray) -> Interval:
         low = np.where((low > 0) & (low < 1e-290), np.nextafter(low, 0.0), low)
         high = np.where((answer.upper > 0) & (high < 1e-290), np.nextafter(high, 1.0), high)
         value = np.clip(value, low, high)
-    f, g = answer.f, answer.g
-    if f is not None and g is not None:
-        peak = largest_of(f, g)
-        with np.errstate(over="ignore", invalid="ignore"):
-            unit = np.exp2(answer.order * np.asarray(exponent, float))
-            f, g, size = f * unit[..., None], g * unit[..., None], peak * unit
-        # Powers of lengths may leave the number range; those of order 1 go with the distance.
-        small = (peak > 0) & (size < np.finfo(float).tiny) & (answer.order > 1)
-        lost = (small | ~np.isfinite(size))[..., None]
-        if lost.any():
-            f, g = np.where(lost, math.nan, f), np.where(lost, math.nan, g)
+    peak = largest_of(answer.f, answer.g)
+    with np.errstate(over="ignore", invalid="ignore"):
+        unit = np.exp2(answer.order * np.asarray(exponent, float))
+        f, g, size = answer.f * unit[..., None], answer.g * unit[..., None], peak * unit
+    # Powers of lengths may leave the number range; those of order 1 go with the distance.
+    small = (peak > 0) & (size < np.finfo(float).tiny) & (answer.order > 1)
+    lost = (small | ~np.isfinite(size))[..., None]
+    if lost.any():
+        f, g = np.where(lost, math.nan, f), np.where(lost, math.nan, g)
     return replace(
         answer,
         value=value,
@@ -372,14 +369,13 @@ def scaled(answer: Interval, factor: float, doubt: np.ndarray) -> Interval:
     upper = answer.upper * (factor * (1 + exact)) + doubt
     lower = np.maximum(answer.lower * (factor * (1 - exact)) - doubt, 0.0)
     moved = powers_less(upper + doubt, upper, order) + exact ** (1 / order) * upper
-    f, g = (None if t is None else t * factor**order for t in (answer.f, answer.g))
     return replace(
         answer,
         value=np.clip(answer.value * factor, lower, upper),
         lower=lower,
         upper=upper,
-        f=f,
-        g=g,
+        f=answer.f * factor**order,
+        g=answer.g * factor**order,
         plan_doubt=powers_added(answer.plan_doubt * factor, moved, order),
         dual_doubt=powers_added(answer.dual_doubt * factor, moved, order),
     )
@@ -439,11 +435,9 @@ def _below(lower: np.ndarray, upper: np.ndarray) -> np.ndarray:
 
 
 def _feasible(
-    problem: Problem, potentials: np.ndarray | tuple[np.ndarray, np.ndarray] | None, slack: float
+    problem: Problem, potentials: np.ndarray | tuple[np.ndarray, np.ndarray], slack: float
 ) -> np.ndarray:
-    """f, then g; zeros, which are feasible, in the place of none and of those not finite."""
-    if potentials is None:
-        return np.zeros_like(problem.weights)
+    """f, then g; zeros, which are feasible, in the place of those not finite."""
     if isinstance(potentials, tuple):
         pair = potentials
     else:

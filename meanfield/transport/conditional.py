@@ -191,7 +191,9 @@ def solved_by_condition(
             _solve_case(Problem(*case), mine, theirs, settings, tolerance)[None]
             for *case, mine, theirs in zip(*pair.flat, u, v, strict=True)
         ]
-        answer = gathered(answers) if answers else without_plan(np.zeros(0), "empty batch")
+        shape = pair.x.shape[-2], pair.y.shape[-2]
+        empty = without_plan(np.zeros(0), "empty batch", *shape)
+        answer = gathered(answers) if answers else empty
     return finished(pair, answer, settings, conditional=True)
 
 
@@ -248,7 +250,7 @@ def _solve_case(
     """One pair in the caller's unit, with the conditions of its atoms."""
     groups = groups_of(s, t, case.log_a, case.log_b, tolerance)
     if groups is None:
-        return without_plan(np.asarray(math.inf), "unequal first marginals")
+        return without_plan(np.asarray(math.inf), "unequal first marginals", case.n, case.m)
     (mine, theirs), parts = groups, []
     mismatch = float(np.abs(mine.log_masses - theirs.log_masses).max())
     for ids, xs, ys in by_shape(mine, theirs):
@@ -257,7 +259,7 @@ def _solve_case(
     answer = united(parts, (case.n, case.m), 2, log_error=mismatch)
     f, g = answer.f, answer.g
     is_whole = min(case.log_a.min(), case.log_b.min()) > -math.inf
-    if f is not None and g is not None and not is_whole:
+    if not is_whole:
         labels = grouped_conditions(s, t)
         absent = labels[0][case.log_a == -math.inf], labels[1][case.log_b == -math.inf]
         for label in np.union1d(*absent):

@@ -161,10 +161,9 @@ class _Envelope(torch.autograd.Function):
         needs_weights = ctx.needs_input_grad[2] or ctx.needs_input_grad[3]
         if needs_weights and _potentials(result) is None and bool(result.value.isfinite().any()):
             raise RuntimeError(
-                "the gradient in log-weights needs optimal potentials of every pair; one of them "
-                f"is infinite, or powers of order {result.order:g} of lengths leave the number "
-                "range here: measure the points in another unit, or take the gradient in the "
-                "points only"
+                "the gradient in log-weights needs optimal potentials; powers of order "
+                f"{result.order:g} of lengths leave the number range here: measure the points in "
+                "another unit, or take the gradient in the points only"
             )
         value = result.value.clone()
         ctx.save_for_backward(x, y, log_a, log_b, value)
@@ -221,7 +220,7 @@ def _into_weights(logs: Tensor, potential: Tensor, scale: Tensor) -> Tensor:
 
 def _potentials(result: TransportResult) -> tuple[Tensor, Tensor] | None:
     """(f, g) in double precision, in the shape of the batch."""
-    both = None if result.found is None else double_potentials(result.found[1])
+    both = double_potentials(result.found[1])
     if both is None:
         return None
     f, g = (torch.as_tensor(t).reshape(*result.value.shape, t.shape[-1]) for t in both)

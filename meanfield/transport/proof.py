@@ -57,15 +57,14 @@ def _present(given: Problem, answer: Interval) -> Interval:
         rows=np.searchsorted(rows, answer.rows[there]),
         cols=np.searchsorted(cols, answer.cols[there]),
         log_mass=answer.log_mass[there],
-        f=None if answer.f is None else answer.f[rows],
-        g=None if answer.g is None else answer.g[cols],
+        f=answer.f[rows],
+        g=answer.g[cols],
     )
 
 
 def _content(given: Problem, answer: Interval) -> bytes:
     """The file: every number an integer, in a unit that is a power of two."""
     answer, order = _present(given, answer), int(answer.order)  # `save` refuses others
-    assert answer.f is not None and answer.g is not None  # `save` has asked
     lower, upper = float(answer.lower), float(answer.upper)
     rows, cols = given.atoms
     points = [given.x[rows].tolist(), given.y[cols].tolist()]

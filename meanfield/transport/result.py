@@ -54,8 +54,8 @@ class TransportResult(Answer, noun="distance", title="Wasserstein distance"):
         coupling: the plan that gives `upper`, or None where none exists (infinite distance).
         potentials: (f, g), shapes (..., n) and (..., m), with fᵢ + g_j ≤ ‖xᵢ − y_j‖^order up
             to rounding and ⟨a, f⟩ + ⟨b, g⟩ = value^order within the width. Where these powers
-            leave the number range they are NaN; None if that is so of all pairs of a batch, or
-            one of its conditional distances is infinite.
+            leave the number range, or the distance is infinite, they are NaN; None if that is so
+            of all pairs of a batch.
         method: what gave the answer; for a batch, the methods that occur, joined by " + ".
         converged: whether plan and potentials meet within `rtol`, shape of the batch, up to what
             rounding of the weights given leaves open: that is in the interval, and in `rounding`.
@@ -75,8 +75,8 @@ class TransportResult(Answer, noun="distance", title="Wasserstein distance"):
     method: str = labelled("method", attribute=True)
     converged: Any = labelled("whether it has converged", dtype="bool", beside=True)
     seconds: float
+    found: tuple[Pair, Interval]
     order: float = labelled("order p of Wₚ", attribute=True, default=2)
-    found: tuple[Pair, Interval] | None = None
     rounding: Any = labelled(
         "width that rounding leaves open", units="length", beside=True, shown=False, default=None
     )
@@ -87,9 +87,9 @@ class TransportResult(Answer, noun="distance", title="Wasserstein distance"):
     @cached_property
     def coupling(self) -> Coupling | None:
         """The plan that gives `upper`."""
-        if self.found is None or not self.found[1].rows.shape[-1]:
-            return None
         pair, answer = self.found
+        if not answer.rows.shape[-1]:
+            return None
         points = (t if pair.as_numpy else t.detach() for t in pair[:2])
         plan = (_given(pair, t) for t in (answer.rows, answer.cols, answer.log_mass))
         return Coupling(*points, *plan)
@@ -97,8 +97,6 @@ class TransportResult(Answer, noun="distance", title="Wasserstein distance"):
     @cached_property
     def potentials(self) -> tuple[Any, Any] | None:
         """The potentials that give `lower`."""
-        if self.found is None:
-            return None
         pair, answer = self.found
         both = double_potentials(answer)
         if both is None:
@@ -143,9 +141,9 @@ class TransportResult(Answer, noun="distance", title="Wasserstein distance"):
             The path.
 
         Raises:
-            ValueError: another suffix; a batch; a conditional distance; an answer without plan or
-                potentials, or of an order that is no whole number below 100; integers of more
-                digits than Python reads.
+            ValueError: another suffix; a batch; a conditional distance; potentials beyond the
+                number range; an order that is no whole number below 100; integers of more digits
+                than Python reads.
             FileExistsError: something that this library has not written is there.
             CertificateError: plan and potentials do not prove the interval.
 
@@ -176,17 +174,12 @@ class TransportResult(Answer, noun="distance", title="Wasserstein distance"):
                 "save: expected the answer for one pair of measures, got a batch of shape "
                 f"{tuple(self.value.shape)}; solve each pair by itself"
             )
-        if self.coupling is None or self.found is None or self.found[1].f is None:
-            raise ValueError(
-                f"save: expected an answer with a plan and potentials, got one by {self.method!r} "
-                "without; solve_w2 and solve_wp make them, certify needs some"
-            )
-        if np.isnan(self.found[1].f).any():
+        pair, answer = self.found
+        if np.isnan(answer.f).any():
             raise ValueError(
                 "save: expected a plan and potentials in the number range, got powers of order "
                 f"{self.order:g} of lengths beyond it; measure the points in another unit"
             )
-        pair, answer = self.found
         x, y, log_a, log_b = (t[0] for t in pair.flat)
         given = Problem(x, y, log_a, log_b, order=self.order)
         write_proof(given, answer[0], path, checked=as_bool(check, "check"))
@@ -206,21 +199,21 @@ class TransportResult(Answer, noun="distance", title="Wasserstein distance"):
 
 def double_potentials(answer: Interval) -> tuple[np.ndarray, np.ndarray] | None:
     """(f, g) of a batch whatever the precision of its points; None if no pair has any."""
-    if answer.f is None or answer.g is None or np.isnan(answer.f).any(-1).all():
+    if np.isnan(answer.f).any(-1).all():
         return None
     return answer.f, answer.g
 
 
 def gathered(parts: Sequence[Interval]) -> Interval:
-    """Batches as one, plans padded with −inf; potentials of all or none."""
+    """Batches as one, plans padded with −inf."""
     if len(parts) == 1 and (parts[0].log_mass > -np.inf).all():
         return parts[0]
     ends = np.cumsum([len(part.value) for part in parts])
 
     def joined(name: str) -> Any:
         each = [getattr(part, name) for part in parts]
-        if len(each) == 1 or any(t is None for t in each):
-            return each[0] if len(each) == 1 else None
+        if len(each) == 1:
+            return each[0]
         shape = (ends[-1], *max(t.shape[1:] for t in each))
         whole = np.full(shape, -np.inf if name == "log_mass" else 0, each[0].dtype)
         for end, t in zip(ends, each, strict=True):

@@ -210,7 +210,7 @@ def solve_arrays(
     """
     count, (n, d), m = len(x), x.shape[1:], y.shape[1]
     if not count:
-        return without_plan(np.zeros(0), "empty batch", order=settings.order)
+        return without_plan(np.zeros(0), "empty batch", n, m, order=settings.order)
     is_small = max(n, m) <= _BATCHED and settings.method == "auto" and (d > 1 or count > 1)
     if not is_small or min(log_a.min(), log_b.min()) == -math.inf:
         cases = zip(x, y, log_a, log_b, strict=True)
@@ -255,11 +255,9 @@ def in_numbering(answer: Interval, whole: Problem) -> Interval:
     rows, cols = whole.atoms
     if len(rows) == whole.n and len(cols) == whole.m:
         return answer
-    f, g = answer.f, answer.g
-    if f is not None and g is not None:
-        (f, own_f), (g, own_g) = (np.zeros(whole.n), f), (np.zeros(whole.m), g)
-        f[rows], g[cols] = own_f, own_g
-        f, g = extended(whole, f, g)
+    f, g = np.zeros(whole.n), np.zeros(whole.m)
+    f[rows], g[cols] = answer.f, answer.g
+    f, g = extended(whole, f, g)
     return replace(answer, rows=rows[answer.rows], cols=cols[answer.cols], f=f, g=g)
 
 

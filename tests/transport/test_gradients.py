@@ -15,6 +15,7 @@ from meanfield.transport import (
     conditional_sinkhorn_divergence,
     conditional_w2,
     sinkhorn_divergence,
+    solve_conditional_w2,
     solve_w2,
     solve_wp,
     w1,
@@ -138,6 +139,19 @@ def test_an_infinite_distance_has_no_gradient_and_says_nothing_wrong() -> None:
     assert torch.equal(gradient, torch.zeros_like(logs))
 
 
+def test_an_infinite_distance_of_a_batch_takes_nothing_from_the_others() -> None:
+    logs = torch.tensor([0.3, 0.7], dtype=F64).log().requires_grad_()
+    x, y, s = torch.tensor([[0.0], [1.0]], dtype=F64), torch.zeros(2, 1, dtype=F64), np.ones(2)
+    mu, nu = ParticleMeasure(x, log_weights=logs), ParticleMeasure(y)
+    both = conditional_w2(mu.expand(2), nu, conditions=(s, np.stack([s, 2 * s])))
+    assert torch.equal(both, torch.stack([w2(mu, nu), torch.tensor(math.inf, dtype=F64)]))
+    parts = both[0], w2(mu, nu)
+    gradients = [torch.autograd.grad(one, logs, retain_graph=True)[0] for one in parts]
+    assert torch.allclose(*gradients) and bool((gradients[0] != 0).any())
+    found = solve_conditional_w2(mu.expand(2), nu, conditions=(s, np.stack([s, 2 * s])))
+    assert [bool(t.isfinite().all()) for t in found.potentials[0]] == [True, False]
+
+
 def test_a_distance_without_potentials_refuses_log_weight_gradients_clearly() -> None:
     from dataclasses import replace
 
@@ -147,9 +161,9 @@ def test_a_distance_without_potentials_refuses_log_weight_gradients_clearly() ->
     x = torch.randn(5, 2, dtype=F64, generator=torch.Generator().manual_seed(0))
     logs = torch.zeros(5, dtype=F64).log_softmax(-1).requires_grad_()
     found = solve_w2(x, x + 1)
-    assert found.found is not None
     there, answer = found.found
-    bare = replace(found, found=(there, replace(answer, f=None, g=None)))
+    lost = {"f": np.full_like(answer.f, np.nan), "g": np.full_like(answer.g, np.nan)}
+    bare = replace(found, found=(there, replace(answer, **lost)))
     weighted, uniform = ParticleMeasure(x, log_weights=logs), ParticleMeasure(x)
     for pair in (as_pair(weighted, uniform), as_pair(uniform, weighted)):
         with pytest.raises(RuntimeError, match="gradient in the points only"):

@@ -87,8 +87,6 @@ def _refuse_masses(problem: Problem, parts: list[Part]) -> None:
 def _lowered(answer: Interval) -> Interval:
     """Potentials shifted to g ≤ 0 in each case of a batch: feasible across clusters too."""
     answer = replace(answer, method=answer.method.replace(_NAME, ""))
-    if answer.f is None or answer.g is None:
-        return answer
     top = answer.g.max(-1, keepdims=True)
     return replace(answer, f=answer.f + top, g=answer.g - top)
 

@@ -60,8 +60,6 @@ def solve_columns(
     rows, cols = (halved(points, _TOGETHER)[0] for points in (problem.x, problem.y))
     parts = problem.x[rows], problem.y[cols], problem.log_a[rows], problem.log_b[cols]
     found = _by_levels(Problem(*parts, problem.exponent), rtol, deadline, device)
-    assert found.f is not None
-    assert found.g is not None
     f, g = np.empty_like(found.f), np.empty_like(found.g)
     f[rows], g[cols] = found.f, found.g
     return replace(found, rows=rows[found.rows], cols=cols[found.cols], f=f, g=g)
@@ -112,7 +110,6 @@ def _carried(
     With the monotone plan along the widest direction they are a first interval; the arcs that
     join its atoms make sure that the arcs can carry the weights.
     """
-    assert answer.f is not None
     g = centred(CTransform(finer.y, coarse.x, device=device)(answer.f, 1).minima, finer.b)
     forth = CTransform(finer.x, finer.y, device=device)(g, _FIRST_ARCS)
     back = CTransform(finer.y, finer.x, device=device)(forth.minima, _FIRST_ARCS)
@@ -141,8 +138,6 @@ def _sharpened(
     rows, cols, costs = _with_costs(problem, arcs)
     a, b = np.maximum(problem.a, 1e-300), np.maximum(problem.b, 1e-300)
     f, g = carried.f, carried.g
-    assert f is not None
-    assert g is not None
     starts = np.searchsorted(rows, np.arange(problem.n + 1))
     temperature = float(np.median(costs - f[rows] - g[cols]))
     with np.errstate(all="ignore"):
@@ -194,8 +189,6 @@ def _in_rounds(
         plan, u, v = sparse_simplex(problem.a, problem.b, (rows, cols, reduced), is_warm=k > 0)
         f, g = u + f, np.where(np.isfinite(v), v, 0.0) + g
         best, wanted = _improved(problem, best, plan, f, g, transform, rtol)
-        assert best.f is not None
-        assert best.g is not None
         f, g = best.f, best.g
         numbers = (problem.n, problem.m, k + 1, len(arcs), float(best.width))
         _logger.info("%d × %d atoms, round %d: %d arcs, relative width %.1e", *numbers)

@@ -113,7 +113,7 @@ def solve_finely(problem: Problem, *, rtol: float, answer: Interval) -> Interval
         other = certified(problem, plan, g, method="assignment", rtol=rtol)
         answer = narrower(answer, other, rtol)
     for _ in range(_REFINEMENTS):
-        if not is_open(answer, rtol) or answer.f is None or answer.g is None:
+        if not is_open(answer, rtol):
             break
         reduced = np.maximum(problem.costs - answer.f[:, None] - answer.g, 0)
         left = np.exp(answer.log_mass) @ reduced[answer.rows, answer.cols]
