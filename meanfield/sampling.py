@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import logsigmoid
 
 from meanfield.checks import (
     as_bool,
@@ -131,9 +132,7 @@ def two_diracs(
     check_finite(z, "log_ratio")
     r, z = torch.broadcast_tensors(r, z)
     places = torch.stack([u, heavy_at * u])
-    # log a = −log(1 + e^−z) and log(1 − a) = −log(1 + e^z): accurate at both ends.
-    zero = torch.zeros_like(z)
-    logs = torch.stack([-torch.logaddexp(zero, -z), -torch.logaddexp(zero, z)], -1)
+    logs = logsigmoid(torch.stack([z, -z], -1))  # of a and 1 − a: accurate at both ends
     positions = u.new_tensor([0.5, 1.0]) if positioned else None
     return ParticleMeasure(r[..., None, None] * places, log_weights=logs, positions=positions)
 

@@ -87,9 +87,9 @@ class Variable:
         return np.dtype(object if self.dtype == "str" else self.dtype)
 
     @classmethod
-    def unlabelled(cls, name: str, *, dtype: str = "float64") -> Variable:
+    def unlabelled(cls, name: str) -> Variable:
         """A variable of which nothing but the name is known."""
-        return cls(name, name.replace("_", " "), dtype=dtype)
+        return cls(name, name.replace("_", " "))
 
 
 def dataset(
