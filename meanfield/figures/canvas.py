@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from meanfield.checks import choice, describe, suggestion
+from meanfield.checks import choice, describe
 from meanfield.errors import NoCases
 from meanfield.figures.legends import place_legend, with_room
 from meanfield.habits import with_hints
@@ -114,7 +114,7 @@ def figure(*columns: str) -> Callable[[Draw], Draw]:
         @functools.wraps(draw)
         def drawn(
             ds: Any,
-            *by_place: Any,
+            *,
             ax: Axes | None = None,
             legend: bool | str = True,
             title: str | None = None,
@@ -123,17 +123,6 @@ def figure(*columns: str) -> Callable[[Draw], Draw]:
             from matplotlib import rcParams
 
             ds = drawable(draw.__name__, ds, columns)
-            names = [*own.parameters, "legend", "title"][1:]
-            if by_place:
-                raise TypeError(
-                    f"{draw.__name__}: expected the Dataset alone without a name, got "
-                    f"{len(by_place)} more; by name: {', '.join(names)}"
-                )
-            for given in settings.keys() - own.parameters.keys():
-                raise TypeError(
-                    f"{draw.__name__}: expected some of {', '.join(names)}, got "
-                    f"{given}={suggestion(given, names)}"
-                )
             canvas = axes(ax)
             known = set(canvas.get_lines())
             draw(ds, ax=canvas, **settings)
@@ -157,7 +146,7 @@ def figure(*columns: str) -> Callable[[Draw], Draw]:
         documented: Any = drawn
         documented.columns = columns
         documented.__signature__ = own.replace(parameters=[own.parameters["ds"], *mine.values()])
-        return drawn
+        return with_hints(drawn)
 
     return decorate
 

@@ -211,7 +211,8 @@ class Chart:
         def chart(ds: xr.Dataset, *, ax: Axes) -> Axes:
             return self.on(ax, ds)
 
-        chart.__name__ = f"{', '.join(self.columns)} against {self.x}"  # in messages
+        # In messages.
+        chart.__name__ = chart.__qualname__ = f"{', '.join(self.columns)} against {self.x}"
         return figure(*self.columns)(chart)(ds, ax=ax, **{"legend": self.legend, **how})
 
     def on(self, ax: Axes, ds: xr.Dataset) -> Axes:
