@@ -50,19 +50,13 @@ def html_table(title: str, rows: Iterable[Sequence[object]], *, header: Sequence
 
     Args:
         title: the caption.
-        rows: cells of each row, see `escape`.
+        rows: cells of each row, see `escape`, equally many in each.
         header: names of the columns, if they need names.
-
-    Raises:
-        ValueError: rows of different lengths.
 
     Example:
         >>> html_table("A & B", [("n", 3)]).partition("<tbody>")[2]
         '<tr><th scope="row">n</th><td>3</td></tr></tbody></table>'
     """
-    rows = [tuple(row) for row in rows]
-    if len(lengths := {len(row) for row in rows} | ({len(header)} if header else set())) > 1:
-        raise ValueError(f"rows: expected one number of cells, got {sorted(lengths)}")
     head = "".join(f'<th scope="col">{escape(name)}</th>' for name in header)
     body = "".join(
         f'<tr><th scope="row">{escape(row[0])}</th>'

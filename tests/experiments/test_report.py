@@ -314,11 +314,6 @@ def test_a_table_escapes_its_title_its_header_and_its_cells():
     assert page.rows == {HOSTILE: [[HOSTILE, "b", "c", "d"], [HOSTILE, "1.5", "–", "yes"]]}
 
 
-def test_a_table_refuses_rows_of_different_lengths():
-    with pytest.raises(ValueError, match=r"one number of cells, got \[2, 3\]"):
-        html.html_table("t", [(1, 2), (1, 2, 3)])
-
-
 def test_a_batch_is_told_by_its_ends():
     import torch
 
