@@ -18,13 +18,12 @@ from meanfield.checks import (
     number,
 )
 from meanfield.habits import with_hints
-from meanfield.images import check_map
 from meanfield.linalg.vectors import normal_like
 from meanfield.lipschitz.constant import LocalLipschitz
 from meanfield.lipschitz.local import local_lipschitz
 from meanfield.lipschitz.secant import SecantRatio, euclidean_secant_ratio, secant_ratio
 from meanfield.maps.map import as_map
-from meanfield.measures import MeasureMap, ParticleMeasure, check_measure, split, stack
+from meanfield.measures import MeasureMap, ParticleMeasure, split, stack
 from meanfield.results import Variable
 from meanfield.results.labels import dataset
 
@@ -58,11 +57,11 @@ class Secants(NamedTuple):
 
 
 def secants_along(
-    F: MeasureMap, mu: ParticleMeasure, direction: Tensor, length: float | Sequence[float]
+    F: MeasureMap, mu: ParticleMeasure, direction: Tensor, lengths: Sequence[float]
 ) -> Secants:
-    """Both secant ratios between μ and the measure with atoms xᵢ + length · √n εᵢ.
+    """Both secant ratios between μ and the measures with atoms xᵢ + length · √n εᵢ.
 
-    For a uniform μ and a unit direction ε the atoms move by `length` in root mean square: that
+    For a uniform μ and a unit direction ε the atoms move by a length in root mean square: that
     is the W₂ distance as soon as the identity coupling is optimal, and always the conditional
     distance when there is one atom per position.
 
@@ -70,9 +69,9 @@ def secants_along(
         F: a map of measures.
         mu: a uniform measure.
         direction: ε, shape (n, d), of Frobenius norm 1.
-        length: root-mean-square displacement, or several.
+        lengths: root-mean-square displacements.
     """
-    return _secants(F, mu, mu.n_particles**0.5 * direction, length)
+    return _secants(F, mu, mu.n_particles**0.5 * direction, lengths)
 
 
 def split_secants(
@@ -80,7 +79,7 @@ def split_secants(
     mu: ParticleMeasure,
     atom: int | Tensor,
     direction: Tensor,
-    length: float | Sequence[float],
+    lengths: Sequence[float],
 ) -> Secants:
     """Both secant ratios from μ to μ with an atom split into halves at xᵢ ± length · u.
 
@@ -91,23 +90,21 @@ def split_secants(
         mu: a measure without batch axes.
         atom: i, such as the `splitting_atom` of its local Wasserstein constant.
         direction: the unit vector u, such as its `splitting_direction`, shape (d,).
-        length: displacement of the halves, or several.
+        lengths: displacements of the halves.
     """
     halves = split(mu)
     first = 2 * int(atom)
     apart = torch.zeros_like(halves.points)
     apart[first], apart[first + 1] = direction, -direction
-    return _secants(F, halves, apart, length)
+    return _secants(F, halves, apart, lengths)
 
 
 def _secants(
-    F: MeasureMap, mu: ParticleMeasure, direction: Tensor, length: float | Sequence[float]
+    F: MeasureMap, mu: ParticleMeasure, direction: Tensor, lengths: Sequence[float]
 ) -> Secants:
     """All lengths as one batch of measures."""
-    check_map(F)
-    check_measure(mu)
-    steps = as_float_tensor(length, "length", like=mu.points)
-    batch = stack([mu] * steps.numel()) if steps.ndim else mu
+    batch = stack([mu] * len(lengths))
+    steps = torch.as_tensor(lengths, dtype=mu.dtype, device=mu.device)
 
     def f(points: Tensor) -> Tensor:
         return F(batch.replace(points)).points
