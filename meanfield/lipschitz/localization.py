@@ -7,7 +7,7 @@ from torch import Tensor
 
 from meanfield.checks import describe, without_autocast
 from meanfield.habits import with_hints
-from meanfield.linalg.vectors import lengths
+from meanfield.linalg.vectors import normalised
 from meanfield.lipschitz.constant import AGREES, LocalLipschitz
 from meanfield.maps import linearize
 from meanfield.maps.map import as_map
@@ -93,32 +93,28 @@ def localize(constant: LocalLipschitz, F: MeasureMap, mu: ParticleMeasure) -> Lo
     def respond(G: MeasureMap) -> Tensor:
         return linearize(G, mu, geometry=constant.geometry).atoms.matvec(v)
 
-    image = respond(F)
-    found, told = lengths(image.flatten(-2)), constant.particle.detach()
+    image, told = respond(F), constant.particle.detach()
+    unit, found = normalised(image.flatten(-2))
     if bool(((found - told).abs() > AGREES[image.dtype] * told).any()):
         raise ValueError(
             "expected the constant of this map at this measure, got one of "
             f"{float(told.max()):.6g}, where its direction moves by {float(found.max()):.6g}"
         )
-    # Squares of constants near the end of the number range would overflow.
-    peak = image.abs().amax((-2, -1), keepdim=True)
-    scale = torch.where(peak > 0, peak, 1.0)
-    image = image / scale
-    square = image.square().sum((-2, -1))
-    safe = torch.where(square > 0, square, 1.0)
+    u, scale = unit.reshape(image.shape), torch.where(found > 0, found, 1.0)[..., None, None]
     return Localization(
         particles=v.square().sum(-1),
-        responses=image.square().sum(-1) / safe[..., None],
-        heads=_heads([respond(G) / scale for G in F.heads], image, safe),
+        responses=u.square().sum(-1),
+        heads=_heads([respond(G) / scale for G in F.heads], u),
     )
 
 
-def _heads(images: list[Tensor], image: Tensor, square: Tensor) -> Tensor | None:
-    if not images:
+def _heads(responses: list[Tensor], u: Tensor) -> Tensor | None:
+    """⟨J_h v, u⟩/σ, from J_h v/σ of each head."""
+    if not responses:
         return None
-    each = torch.stack(images, -3)
+    each = torch.stack(responses, -3)
     size = each.abs().sum(-3).amax((-2, -1), keepdim=True)
-    gap = (each.sum(-3) - image).abs()
-    if bool((gap > _ADDS_UP[image.dtype] * size).any()):
+    gap = (each.sum(-3) - u).abs()
+    if bool((gap > _ADDS_UP[u.dtype] * size).any()):
         return None
-    return (each * image.unsqueeze(-3)).sum((-2, -1)) / square[..., None]
+    return (each * u.unsqueeze(-3)).sum((-2, -1))
