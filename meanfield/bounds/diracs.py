@@ -30,14 +30,8 @@ def two_dirac_entry(gamma: Any, radius: Any, log_ratio: Any, *, p: Any = 2.0) ->
     check_together(gamma=gamma, radius=radius, log_ratio=log_ratio, p=p)
     c, inverse = exponent(gamma, radius, name="gamma")[0], 1 / orders(p)
     logit = as_floats(log_ratio, "log_ratio") + 2 * c
-    # log t and log (1−t): no overflow at either end.
-    log_t, log_rest = -np.logaddexp(0, -logit), -np.logaddexp(0, logit)
-    with np.errstate(over="ignore", invalid="ignore"):
-        # t⁰ is 1 at the ends of the orders, also for the best light atom there, of no weight.
-        light = np.where(inverse == 1, 0.0, (1 - inverse) * log_t)
-        heavy = np.where(inverse == 0, 0.0, inverse * log_rest)
-        log_entry = light + heavy + 2 * c * inverse
-        return out((1 + 2 * np.exp(log_rest) * c) * np.exp(log_entry))
+    # No overflow at either end.
+    return _entry(c, inverse, -np.logaddexp(0, -logit), -np.logaddexp(0, logit))
 
 
 @with_hints
@@ -59,14 +53,7 @@ def two_dirac_lower(gamma: Any, radius: Any, *, p: Any = 2.0) -> Any:
         >>> two_dirac_lower(1.0, 3.0)
         50897.67
     """
-    check_together(gamma=gamma, radius=radius, p=p)
-    c, inverse = exponent(gamma, radius, name="gamma")[0], 1 / orders(p)
-    t = _best_attention(c, inverse)
-    rest = 1 - t
-    with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
-        log_entry = np.where(inverse < 1, (1 - inverse) * np.log(t), 0.0)
-        log_entry = log_entry + np.where(inverse > 0, inverse * np.log(rest), 0.0)
-        return out(np.exp(log_entry + 2 * c * inverse + np.log1p(2 * rest * c)))
+    return _entry(*_best_attention(gamma, radius, p))
 
 
 def masked_two_dirac_lower(gamma: Any, radius: Any, *, p: Any = 2.0) -> Any:
@@ -83,11 +70,9 @@ def masked_two_dirac_lower(gamma: Any, radius: Any, *, p: Any = 2.0) -> Any:
 
     Source: this package. Proved.
     """
-    check_together(gamma=gamma, radius=radius, p=p)
-    inverse = 1 / orders(p)
-    with np.errstate(divide="ignore"):
-        hardy = 1 / (1 - inverse)
-    return out(hardy * as_floats(two_dirac_lower(gamma, radius, p=p)))
+    plain = as_floats(two_dirac_lower(gamma, radius, p=p))
+    with np.errstate(divide="ignore", over="ignore"):
+        return out(plain / (1 - 1 / orders(p)))
 
 
 @with_hints
@@ -136,17 +121,31 @@ def two_dirac_best_log_ratio(gamma: Any, radius: Any, *, p: Any = 2.0) -> Any:
 
     t is the smaller root of 4ct² − (1 + 4c + 2cq)t + q(1+2c) = 0 with c = γR², q = 1 − 1/p.
     """
+    c, _, log_t, log_rest = _best_attention(gamma, radius, p)
+    return out(log_t - log_rest - 2 * c)
+
+
+def _entry(c: np.ndarray, inverse: np.ndarray, log_t: np.ndarray, log_rest: np.ndarray) -> Any:
+    """`two_dirac_entry` from c, 1/p, log t and log (1−t)."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        # t⁰ is 1 at the ends of the orders, also for the best light atom there, of no weight.
+        light = np.where(inverse == 1, 0.0, (1 - inverse) * log_t)
+        heavy = np.where(inverse == 0, 0.0, inverse * log_rest)
+        log_entry = light + heavy + 2 * c * inverse
+        return out((1 + 2 * np.exp(log_rest) * c) * np.exp(log_entry))
+
+
+def _best_attention(
+    gamma: Any, radius: Any, p: Any
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """c, 1/p, and log t and log (1−t) of the t that maximises the entry."""
     check_together(gamma=gamma, radius=radius, p=p)
     c, inverse = exponent(gamma, radius, name="gamma")[0], 1 / orders(p)
-    t = _best_attention(c, inverse)
-    with np.errstate(divide="ignore"):
-        return out(np.log(t) - np.log1p(-t) - 2 * c)
-
-
-def _best_attention(c: np.ndarray, inverse: np.ndarray) -> np.ndarray:
     q = 1 - inverse
     # Divided by 1 + 2c, so that no square overflows.
     unit, share = 1 / (1 + 2 * c), np.minimum(c / (1 + 2 * c), 0.5)
     middle = unit + share * (4 + 2 * q)
     root = np.sqrt(np.maximum(middle**2 - 16 * share * q, 0))
-    return np.minimum(2 * q / (middle + root), 1.0)
+    t = np.minimum(2 * q / (middle + root), 1.0)
+    with np.errstate(divide="ignore"):
+        return c, inverse, np.log(t), np.log1p(-t)

@@ -94,6 +94,10 @@ def test_on_the_line_the_parts_of_the_kernel_are_bounded_together():
     assert (reached > 0.3).all() and (reached[:2] > 0.99).all()
 
 
+def test_masked_lower_bounds_near_order_one_are_infinite_where_they_leave_the_range():
+    assert bounds.masked_two_dirac_lower(350.0, 1.0, p=1 + 1e-12) == math.inf
+
+
 @pytest.mark.parametrize("p", [1.5, 2.0, 3.0])
 def test_knowing_more_of_a_layer_never_loosens_its_bound(p):
     c = np.linspace(0, 15, 301)
