@@ -9,6 +9,7 @@ import numpy as np
 
 from meanfield.checks import as_floats, is_tensor
 
+ROUNDING = 1e-12  # relative: what upper ends are raised by
 _LARGEST = 1e300  # of c: a few times as much still is a float64
 _RATIO = (5**0.5 - 1) / 2  # of golden section
 

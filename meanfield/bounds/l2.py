@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from meanfield.bounds.arguments import ROUNDING
 from meanfield.bounds.layer import Layer
 from meanfield.checks import as_floats, number
 
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
 # Rows of the values outside the span of the queries by more are no rounding: relative, times the
 # width of a head, in units of eps of the layer's own dtype.
 _OUTSIDE = 100.0
-# Relative: what the bounds are raised by, to stay above the rounding of the norms.
-_ROUNDING = 1e-12
 
 _Heads = tuple[np.ndarray, np.ndarray, np.ndarray]
 _norms: Any = partial(np.linalg.norm, ord=2, axis=(-2, -1))
@@ -91,7 +90,7 @@ def l2_attention_inf(layer: Any, n: Any) -> float:
     # max |Qx|₂ over |x|_∞ ≤ 1 is at most either.
     reach = np.minimum(np.linalg.norm(sums, axis=-1), math.sqrt(dim) * _norms(Q))
     rows = np.minimum(by_sums, (1 + 4 * c) * np.linalg.norm(left, axis=-1) * reach[:, None])
-    return float((1 + _ROUNDING) * rows.sum(0).max())
+    return float((1 + ROUNDING) * rows.sum(0).max())
 
 
 def l2_attention_2(layer: Any, n: Any) -> float:
@@ -169,7 +168,7 @@ def l2_theorem_3_2(layer: Any, n: Any, *, value: Any = None) -> float:
     total = float((_norms(Q) ** 4 * _norms(given) ** 2).sum())
     last = np.linalg.norm(np.concatenate(W, -1), 2)
     c = l2_spread(n)
-    return float((1 + _ROUNDING) * math.sqrt(n / width * total) * (4 * c + 1) * last)
+    return float((1 + ROUNDING) * math.sqrt(n / width * total) * (4 * c + 1) * last)
 
 
 def is_tied(par: AttentionParameters) -> bool:
@@ -200,7 +199,7 @@ def _joined(heads: _Heads, *, stacked: bool) -> float:
         _norms(left) @ q,
         _norms(np.concatenate(W, -1)) * np.linalg.norm(_norms(B) * q),
     )
-    return float((1 + _ROUNDING) * least)
+    return float((1 + ROUNDING) * least)
 
 
 def _heads(layer: Any) -> _Heads:

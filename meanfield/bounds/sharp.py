@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from meanfield.bounds.arguments import (
+    ROUNDING,
     check_together,
     counts,
     exponent,
@@ -34,7 +35,6 @@ from meanfield.habits import with_hints
 Logs = tuple[np.ndarray, np.ndarray, np.ndarray]  # log M, log D and log K
 _GRID = np.linspace(0.0, 1.0, 65)
 _ROWS = 32  # of a mask, that are summed one by one
-_ROUNDING = 1e-12  # relative: what upper ends are raised by
 
 
 @with_hints
@@ -296,4 +296,4 @@ def assembled(
         trace = d * d + 2 * s * m
         root = np.sqrt(trace * trace + 4 * s * s * (d - m) * (d + m))
         joint = size * np.sqrt(s * s + (trace + root) / 2)
-        return out((1 + _ROUNDING) * np.where((size > 0) & (size < np.inf), joint, size))
+        return out((1 + ROUNDING) * np.where((size > 0) & (size < np.inf), joint, size))
