@@ -50,11 +50,7 @@ _PERI = (
 _Projections = tuple[Any, Any, Any]  # modules or matrices of queries, keys and values
 
 
-# --- windows, as the classes in transformers have them: Llama none whatever is configured ---
-
-
-def _all(site: Site) -> None:
-    """No window."""
+# --- windows, as the classes in transformers have them ---
 
 
 def _one_width(site: Site) -> int | None:
@@ -139,10 +135,6 @@ def _with_sinks(site: Site) -> RowWise:
     return sink(site.module.self_attn.sinks.detach() - math.log(length_of(site)))
 
 
-def _whole_text(site: Site) -> Kernel:
-    return rotary_kernel(site, all_places=True)
-
-
 def _normalised(site: Site, *, around_one: bool = False) -> Kernel:
     own, eps = site.module.self_attn, float(site.config.rms_norm_eps)
     gains = (rms_norm(m, eps, around_one=around_one).weight for m in (own.q_norm, own.k_norm))
@@ -181,7 +173,7 @@ def decoder(
     model_type: str,
     stem: str,
     *,
-    width: Callable[[Site], int | None] = _all,
+    width: Callable[[Site], int | None] = lambda site: None,
     kernel: Callable[[Site], Kernel] = rotary_kernel,
     projections: Callable[[Site], _Projections] = _apart,
     normalization: Callable[[Site], RowWise] = lambda site: softmax,
@@ -195,7 +187,7 @@ def decoder(
     Args:
         model_type: see `Family`.
         stem: see `Family`.
-        width: how many tokens back a layer sees, or None for all.
+        width: how many tokens back a layer sees, or None for all: Llama's whatever is configured.
         kernel: of attention, without the window.
         projections: of attention.
         normalization: of its scores.
@@ -262,8 +254,8 @@ DECODERS = (
     decoder("olmo2", "Olmo2", kernel=_joint_kernel, projections=_joint, norms=_POST),
     decoder("phi3", "Phi3", width=_one_width, projections=_fused, feed=_gated_fused),
     decoder(
-        "gpt_oss", "GptOss", width=_width_of_kind, kernel=_whole_text, normalization=_with_sinks,
-        feed=None, sizes=_FEW_EXPERTS,
+        "gpt_oss", "GptOss", width=_width_of_kind, normalization=_with_sinks,
+        kernel=lambda site: rotary_kernel(site, all_places=True), feed=None, sizes=_FEW_EXPERTS,
     ),
     decoder("mixtral", "Mixtral", width=_one_width, feed=None, sizes=_FEW_EXPERTS),
     decoder(
