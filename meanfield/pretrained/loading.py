@@ -84,13 +84,13 @@ def load(
     exact = torch.float64 if verify else dtype
     if text.startswith(_RANDOM):
         source = _random(text, causal, seed, dict(config or {})).to(exact)
-        return _readable(source, verify).to(device, dtype)
-    if config:
+    elif config:
         raise ValueError(
             f"config: expected none for a checkpoint, got {sorted(config)}; only random models "
             "(random:bert, random:gpt2, …) can be reshaped"
         )
-    source = _from_folder(text, find(text, download), causal, exact)
+    else:
+        source = _from_folder(text, find(text, download), causal, exact)
     return _readable(source, verify).to(device, dtype)
 
 
