@@ -220,7 +220,6 @@ def ratios(causal: bool) -> Callable[..., Axes]:
 
     @figure("found/two_dirac_lower", "found_converged")
     def draw(ds: xr.Dataset, *, ax: Axes) -> Axes:
-        """Upper bound and largest constant found, over what (interleaved) Diracs reach."""
         rows = best(_with_c(select(ds, causal=causal)), "found", over="radius")
         around = (lambda r: np.arcsinh((r - 1) / _NEAR), lambda u: 1 + _NEAR * np.sinh(u))
         ax.set_yscale("function", functions=around)

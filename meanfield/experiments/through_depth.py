@@ -157,11 +157,10 @@ class _Ball:
     def after(
         self, block: MeasureMap, mu: ParticleMeasure, through: LocalLipschitz
     ) -> dict[str, np.ndarray]:
-        near = None
         if self.known:
             near = _declared(ball_bounds, block, mu, self.radii, splitting=False)
-        self.known = near is not None
-        if near is None:
+            self.known = near is not None
+        if not self.known:
             upper = _declared(constant_upper, block, mu)
             blank = {name: np.full(len(self.radii), np.nan) for name in _BALLS}
             return blank | {"upper": np.array(np.nan) if upper is None else to_host(upper)}
