@@ -8,10 +8,7 @@ Encoders: BERT, RoBERTa, XLM-R, DistilBERT, ELECTRA, ALBERT; of images ViT. Deco
 GPT-NeoX (Pythia), Llama, Mistral, Qwen2, Qwen3, Gemma 1 to 3 (text), OLMo 2, Phi 3; attention of
 the mixtures of experts gpt-oss, Mixtral and Qwen3-MoE. From memory also
 `torch.nn.TransformerEncoder` and its layers. Every block is compared with the model's own when it
-is read. To add a type, write a row in ``decoders.py``, or a file beside it that makes a `Family`
-and name it in ``registry.py``: where the blocks of a model are, its attention as
-`meanfield.attention.SelfAttention`, and its block as a `meanfield.layers.Chain`. What families
-share is in ``modules.py``.
+is read. How to add a type stands in ``family.py``.
 
 Needs the extra ``models`` (transformers). Nothing is downloaded unless asked for.
 """

@@ -51,7 +51,8 @@ def eager(model: Any) -> Any:
 class Family:
     """How one type of model is read.
 
-    A new type is a file beside the others and a line of ``registry.py``::
+    A new type is a row of ``decoders.py``; or, of the parts in ``modules.py``, a file beside the
+    others and a line of ``registry.py``::
 
         PHI = Family(
             "phi",

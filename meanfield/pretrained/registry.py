@@ -1,4 +1,4 @@
-"""The families that are read. A new one is a file beside this and a line here."""
+"""The families that are read."""
 
 from __future__ import annotations
 
