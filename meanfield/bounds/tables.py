@@ -149,11 +149,10 @@ def _in_ball(points: Any, radius: float, n: int | None) -> ParticleMeasure:
 
     mu = points if isinstance(points, ParticleMeasure) else ParticleMeasure.from_sequence(points)
     check_single(mu, "points")
-    present = mu.log_weights > -math.inf
-    if not bool(present.all()):  # no tokens
-        positions = None if mu.positions is None else mu.positions[present]
-        logs = mu.log_weights[present]
-        mu = ParticleMeasure(mu.points[present], log_weights=logs, positions=positions)
+    present = mu.log_weights > -math.inf  # others are no tokens
+    points, logs = mu.points[present], mu.log_weights[present]
+    positions = None if mu.positions is None else mu.positions[present]
+    mu = ParticleMeasure(points, log_weights=logs, positions=positions)
     if n not in (None, mu.n_particles):
         raise ValueError(f"n: expected {mu.n_particles}, the number of points, or None, got {n}")
     largest = float(mu.points.norm(dim=-1).max())
