@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -25,6 +26,10 @@ from meanfield.maps.derivative_checks import (
     checked_image,
 )
 from meanfield.measures import MeasureMap, ParticleMeasure, split
+
+# Coordinates up to which a map without a forward derivative is differentiated row by row: a second
+# for 1,024 of torch.cdist.
+_BY_ROWS = 2**11
 
 
 @dataclass(frozen=True, eq=False)
@@ -189,6 +194,7 @@ class _Products:
     def __init__(self, F: MeasureMap, mu: ParticleMeasure) -> None:
         self.map, self.mu = F, mu
         self._pull: Callable[[Tensor], tuple[Tensor, ...]] | None = None
+        self._rows: Tensor | None = None
 
     def move(self, points: Tensor) -> Tensor:
         # Fused attention of torch has no second derivative on the CPU, and no forward one.
@@ -197,20 +203,39 @@ class _Products:
             return called(self.map, (at,), "F: expected a map of measures").points
 
     def forward(self, displacement: Tensor) -> Tensor:
-        return self.forward_at(self.mu.points.detach(), displacement)
-
-    def forward_at(self, at: Tensor, displacement: Tensor) -> Tensor:
-        along = displacement.detach().contiguous()
-        try:
-            pushed: Tensor = pushed_forward(self.move, at, along)[1]
-            return pushed
-        except (NotImplementedError, RuntimeError):
-            # No forward derivative: take the transpose of the reverse one, which is linear.
-            def back(zeta: Tensor) -> Tensor:
-                return torch.func.vjp(self.move, at)[1](zeta)[0]
-
+        at, along = self.mu.points.detach(), displacement.detach().contiguous()
+        if self._rows is None:
+            with suppress(NotImplementedError, RuntimeError):
+                pushed: Tensor = pushed_forward(self.move, at, along)[1]
+                return pushed
             zeros = torch.zeros_like(self.move(at))
-            return torch.func.vjp(back, zeros)[1](along)[0]
+            with suppress(NotImplementedError, RuntimeError):
+                # No forward derivative: take the transpose of the reverse one, which is linear.
+                pulled = torch.func.vjp(lambda zeta: self._pulled(at, zeta), zeros)
+                return pulled[1](along)[0]
+            self._rows = self._by_rows(zeros)
+        images = (self._rows * along).sum((-2, -1)).movedim(0, -1)
+        return images.unflatten(-1, (along.shape[-2], -1))
+
+    def forward_at(self, points: Tensor, displacement: Tensor) -> Tensor:
+        """Jε at other points."""
+        return _Products(self.map, self.mu.replace(points)).forward(displacement)
+
+    def _pulled(self, at: Tensor, zeta: Tensor) -> Tensor:
+        return torch.func.vjp(self.move, at)[1](zeta)[0]
+
+    def _by_rows(self, zeros: Tensor) -> Tensor:
+        """J of each measure, ``(n d_out, *batch, n, d)``, where torch has one derivative alone."""
+        n, dim = zeros.shape[-2:]
+        if n * max(dim, self.mu.dim) > _BY_ROWS:
+            raise NotImplementedError(
+                f"{name_of(self.map)}: expected a map that torch differentiates forwards, or "
+                f"twice, of {n} atoms in {dim} dimensions, got one that it does not, as of "
+                "torch.cdist: write distances as (x[..., :, None, :] - y[..., None, :, :])"
+                ".norm(dim=-1)"
+            )
+        units = torch.eye(n * dim, dtype=zeros.dtype, device=zeros.device)
+        return torch.stack([self.backward(e.view(n, dim).expand_as(zeros)) for e in units])
 
     def backward(self, covector: Tensor) -> Tensor:
         if self._pull is None:

@@ -153,6 +153,57 @@ def refuse(F, words: str, mu: ParticleMeasure | None = None) -> None:
             ask(F, small.cloud() if mu is None else mu)
 
 
+class Cubed(torch.autograd.Function):
+    """x³, with a reverse derivative alone."""
+
+    @staticmethod
+    def forward(x):
+        return x**3
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx, zeta):
+        return 3 * ctx.saved_tensors[0] ** 2 * zeta
+
+
+CENTRES = torch.tensor([[3.0, 1.0, 0.0], [-2.0, 0.5, 1.0]], dtype=F64)
+# What torch has no forward derivative of, or one derivative alone, and the same in its formulas.
+REVERSE_ALONE = {
+    "autograd.Function": (Cubed.apply, lambda x: x**3),
+    "cdist": (lambda x: torch.cdist(x, CENTRES), lambda x: apart(x).norm(dim=-1)),
+    "cdist, p = 1": (lambda x: torch.cdist(x, CENTRES, p=1.0), lambda x: apart(x).abs().sum(-1)),
+}
+
+
+def apart(x):
+    return x[..., :, None, :] - CENTRES
+
+
+@pytest.mark.parametrize("kind", REVERSE_ALONE)
+@pytest.mark.parametrize("batch", [(), (2,)])
+def test_maps_without_a_forward_derivative_are_differentiated_backwards(kind, batch):
+    given, formula = REVERSE_ALONE[kind]
+    points = torch.randn(*batch, 5, 3, generator=torch.Generator().manual_seed(0), dtype=F64)
+    logs = torch.arange(5.0, dtype=F64).log_softmax(-1)
+    mu = ParticleMeasure(points, log_weights=logs.expand(*batch, 5))
+    one, other = (
+        linearize(lambda nu, T=T: nu.replace(T(nu.points) + T(nu.mean()[..., None, :])), mu)
+        for T in (given, formula)
+    )
+    for J, K in ((one.atoms, other.atoms), (one.field, other.field)):
+        torch.testing.assert_close(J.to_dense(), K.to_dense())
+        same(J, K.to_dense())
+
+
+def test_a_map_too_large_to_be_differentiated_row_by_row_is_refused_with_what_helps():
+    mu = ParticleMeasure(torch.randn(700, 3, dtype=F64))
+    with pytest.raises(NotImplementedError, match="write distances as"):
+        linearize(lambda nu: nu.replace(torch.cdist(nu.points, CENTRES, p=1.0)), mu)
+
+
 def test_maps_without_a_path_for_gradients_are_refused():
     ways = r"mu\.replace\(points\), or pushforward\(T, mu\)"
     refuse(lambda mu: mu.replace(2 * mu.points.detach()), ways)
