@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from typing import final
@@ -209,8 +210,14 @@ class Pointwise(Particlewise):
         return self.transport(points.clone())
 
     def _pushed(self, points: Tensor, eps: Tensor) -> Tensor:
-        moved: Tensor = pushed_forward(self._moved, points, eps)[1]
-        return moved
+        with suppress(NotImplementedError, RuntimeError):
+            moved: Tensor = pushed_forward(self._moved, points, eps)[1]
+            return moved
+        # No forward derivative, as of torch.cdist: the rows of DT at all atoms at once.
+        image, pull, *_ = torch.func.vjp(self._moved, points)
+        units = torch.eye(image.shape[-1], dtype=image.dtype, device=image.device)
+        rows = torch.stack([pull(unit.expand_as(image))[0] for unit in units], -2)
+        return (rows @ eps.unsqueeze(-1)).squeeze(-1)
 
     def _check_slopes(self, mu: ParticleMeasure, image: Tensor) -> None:
         points, present = mu.points.detach(), present_rows(mu) > 0

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from meanfield.errors import NoDerivativeError
+from meanfield.layers import Pointwise
 from meanfield.linalg import LinearMap
 from meanfield.lipschitz import (
     compare_lemma_3_2,
@@ -193,7 +194,13 @@ def test_maps_without_a_forward_derivative_are_differentiated_backwards(kind, ba
         linearize(lambda nu, T=T: nu.replace(T(nu.points) + T(nu.mean()[..., None, :])), mu)
         for T in (given, formula)
     )
-    for J, K in ((one.atoms, other.atoms), (one.field, other.field)):
+    alone, formula_alone = (linearize(Pointwise(T), mu) for T in (given, formula))
+    for J, K in (
+        (one.atoms, other.atoms),
+        (one.field, other.field),
+        (alone.atoms, formula_alone.atoms),
+        (alone.field, formula_alone.field),
+    ):
         torch.testing.assert_close(J.to_dense(), K.to_dense())
         same(J, K.to_dense())
 
