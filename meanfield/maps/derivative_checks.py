@@ -288,9 +288,10 @@ def check_derivative(
             f"atom {atom} changes at other rates on one side than on the other, {why}"
         )
     if bool(beside.any()):
-        present = present & ~beside[..., None]
-        product, found = torch.where(present, product, 0.0), [q.masked(present) for q in found]
-    compare(product, found, name)
+        known = ~beside[..., None]
+        compare(torch.where(known, product, 0.0), [q.masked(known) for q in found], name)
+    else:
+        compare(product, found, name)
     zeta = torch.where(present, normal_like(product, generator), 0.0)
     transposed = torch.where(present, backward(zeta).detach(), 0.0)
     there, back = (product * zeta).sum((-2, -1)), (transposed * along).sum((-2, -1))

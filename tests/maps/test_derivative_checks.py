@@ -199,6 +199,21 @@ def test_equal_coordinates_are_a_kink_of_sorting_wherever_they_are(wrap, dtype):
             linearize(wrap(lambda x: x.sort(-1)[0] * torch.tensor([1.0, 2.0], dtype=dtype)), mu)
 
 
+@pytest.mark.parametrize("dtype", [F64, torch.float32])
+def test_others_are_moved_by_an_atom_beside_a_kink(dtype):
+    """Its part of the transposed product counts, which is Σ_j over all atoms j."""
+    near = 3e-10 if dtype == F64 else 1e-5
+    mu = ParticleMeasure(torch.tensor([[1 + near], [2.0], [-0.5]], dtype=dtype))
+
+    def F(mu):
+        mean = (mu.weights[:, None] * mu.points).sum(0)
+        return mu.replace(mu.points + 0.5 * (mu.points - 1).abs() + 3 * mean)
+
+    J = linearize(F, mu).atoms.to_dense()
+    expected = torch.diag(torch.tensor([1.5, 1.5, 0.5], dtype=dtype)) + 1
+    torch.testing.assert_close(J, expected)
+
+
 def test_bounds_of_relu_at_exactly_zero_take_both_slopes():
     one = torch.eye(1, dtype=F64)
     zero = ParticleMeasure([[0.0], [-1.0]])
