@@ -32,10 +32,11 @@ _KINK = {torch.float64: 1e-3, torch.float32: 2e-2}
 # Largest relative change of an image that should stay: rounding of sums in another order.
 _SAME = {torch.float64: 1e-7, torch.float32: 1e-3}
 _ROUNDINGS = 100  # of a point, at most, in its image
-# Of the places next to an atom at which it is asked whether it lies at its kink, the number, the
-# distance in roundings of each coordinate, and the size that a coordinate counts as at least,
-# relative to that of the points. Whole roundings: two equal coordinates are not equal there.
-_PLACES, _AWAY, _LEAST = 3, 8, 1e-3
+# Of the places next to all atoms at which it is asked whether one lies at its kink: their number,
+# and the distance of each coordinate, relative to the smallest step. As steps are, it is relative
+# to the size of all points: x − 0.5 does not see a rounding of x = 0. In single precision it is
+# about two roundings of the largest: atoms so near to a kink are refused.
+_PLACES, _NEAR = 8, {torch.float64: 0.03, torch.float32: 0.01}
 # The derivative in atoms of weight a has an error of eps/√a, of at most 1e-3 above this many eps.
 _LIGHT = 1e3
 
@@ -107,8 +108,8 @@ def kinked(
 
     Curvature makes the difference fall with the step, and rounding makes it grow. In single
     precision the smallest step reaches kinks at which the atom is not: through 32 relu, one of
-    200 atoms has one. There it has a derivative, the same a few roundings away on all sides and
-    another at the ends of a step, and the quotient of one side is that.
+    200 atoms has one. There it has a derivative: the same near the atom on all sides, another at
+    the ends of that step, and the quotient of one side.
 
     Args:
         found: the quotients along ε.
@@ -128,17 +129,22 @@ def kinked(
     at = apart.all(0) & (gaps.amax(0) < 2 * gaps.amin(0))
     if derivative is None or not bool(apart[-1].any()):
         return at, torch.zeros_like(at)
-    generator = torch.Generator(points.device).manual_seed(0)
-    shape, size = (_PLACES, *points.shape), last[0].size
-    roundings = torch.randint(
-        -_AWAY, _AWAY + 1, shape, generator=generator, device=generator.device
-    )
-    near = roundings * torch.finfo(points.dtype).eps * points.abs().maximum(_LEAST * size)
-    away = [*near, last[0].step * size * along]
-    changes = [lengths(derivative(points + t) - derivative(points - t)) for t in away]
+    step, room = last[-1].step * last[-1].size, tight * rates.amax(0)
+
+    def change(t: Tensor) -> Tensor:
+        return lengths(derivative(points + t) - derivative(points - t))
+
     off = torch.stack([lengths(side - product) for q in last for side in (q.ahead, q.behind)])
-    wrong, room = torch.stack([*changes[:-1], off.amin(0)]).amax(0), tight * rates.amax(0)
-    beside = apart[-1] & (wrong <= room) & (changes[-1] > room)
+    beside = apart[-1] & (off.amin(0) <= room) & (change(step * along) > room)
+    # Along ε lies each kink that the quotients see; the other places are for equal coordinates,
+    # which may stay equal by rounding.
+    generator, t = torch.Generator().manual_seed(0), along
+    for _ in range(1 + _PLACES):
+        if not bool(beside.any()):
+            break
+        beside = beside & (change(_NEAR[points.dtype] * step * t) <= room)
+        drawn = normal_like(points, generator)
+        t = drawn.sign() * (1 + drawn.abs().clamp_max(1)) / 2
     return at & ~beside, beside
 
 

@@ -13,6 +13,7 @@ from meanfield.bounds import local_upper
 from meanfield.errors import NoDerivativeError
 from meanfield.layers import MLP, Chain, Pointwise
 from meanfield.lipschitz import ball_upper
+from meanfield.maps.derivative_checks import kinked, quotients
 from tests.maps import small_maps as small
 
 F64 = torch.float64
@@ -197,6 +198,29 @@ def test_equal_coordinates_are_a_kink_of_sorting_wherever_they_are(wrap, dtype):
         mu = ParticleMeasure(torch.tensor([[1.0, 2.0], [x, x], [0.3, -1.0]], dtype=dtype))
         with pytest.raises(NoDerivativeError, match="on one side|to one side"):
             linearize(wrap(lambda x: x.sort(-1)[0] * torch.tensor([1.0, 2.0], dtype=dtype)), mu)
+
+
+@pytest.mark.parametrize("wrap", [moving, Pointwise])
+@pytest.mark.parametrize("dtype", [F64, torch.float32])
+def test_a_kink_at_0_behind_a_constant_is_not_beside_the_atom(wrap, dtype):
+    """Beside 1 a rounding of a coordinate 0 is nothing, a step of the quotients is not."""
+    mu = ParticleMeasure(torch.tensor([[0.0, 1.0], [2.0, -0.7]], dtype=dtype))
+    for F in (
+        lambda x: (1 - (x - 1).abs()).relu(),
+        lambda x: (x - 0.5).clamp(-0.5, 0.5),
+        lambda x: x + ((x + 2) - 2).relu(),
+    ):
+        with pytest.raises(NoDerivativeError, match="on one side|to one side"):
+            linearize(wrap(F), mu)
+
+
+def test_of_ten_thousand_atoms_none_at_a_kink_is_taken_for_one_beside():
+    """As one of 5000 was, of which every place that was drawn left the coordinate as it is."""
+    x = torch.zeros(10_000, 1, dtype=F64)
+    along = torch.randn(x.shape, generator=torch.Generator().manual_seed(0), dtype=F64)
+    found = quotients(torch.relu, x, along, x)
+    at, beside = kinked(found, x, x, along, lambda x: (x > 0) * along)
+    assert at.all() and not beside.any()
 
 
 @pytest.mark.parametrize("dtype", [F64, torch.float32])
