@@ -91,9 +91,12 @@ class Sphere(Constraint):
 
 
 def _length(points: Tensor) -> Tensor:
-    """Norms, (..., n, 1), above 0: an atom without mass may be at 0, and stays there."""
+    """Norms, (..., n, 1), above 0: an atom without mass may be at 0, or so near that x² is 0.
+
+    Held where squares begin to underflow: norms below are not those of their points.
+    """
     sizes = torch.linalg.vector_norm(points, dim=-1, keepdim=True)
-    return sizes.clamp_min(torch.finfo(points.dtype).tiny)
+    return sizes.clamp_min(torch.finfo(points.dtype).tiny ** 0.5)
 
 
 def constraint_at(name: str | None, mu: ParticleMeasure) -> Constraint:

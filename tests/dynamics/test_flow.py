@@ -543,6 +543,27 @@ def test_an_atom_without_mass_may_be_at_the_centre_of_the_sphere() -> None:
         dynamics.flow(F, ParticleMeasure(points), [0.0, 1.0], constraint="sphere")
 
 
+@pytest.mark.parametrize(
+    ("dtype", "size"),
+    [
+        (torch.float32, 1e-22),
+        (torch.float32, 1e-30),
+        (torch.float64, 1e-165),
+        (torch.float64, 1e-300),
+    ],
+)
+def test_an_atom_without_mass_may_be_where_squares_underflow(dtype, size) -> None:
+    parameters = AttentionParameters.from_bilinear(np.eye(2), np.eye(2)).to(dtype)
+    points = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.6 * size, 0.8 * size]], dtype=dtype)
+    padded = ParticleMeasure(points, weights=torch.tensor([0.25, 0.75, 0.0], dtype=dtype))
+    mu = ParticleMeasure(points[:2], weights=torch.tensor([0.25, 0.75], dtype=dtype))
+    known, found = (
+        dynamics.stability(SelfAttention(parameters), m, [0.0, 1.0], constraint="sphere")
+        for m in (mu, padded)
+    )
+    np.testing.assert_allclose(found.constant, known.constant, rtol=1e-4)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("method", ["dopri5", "dop853", "rk4"])
 def test_particles_that_reach_the_end_of_the_number_range_end_the_flow_at_once(method, dtype):
