@@ -180,7 +180,7 @@ class Pointwise(Particlewise):
         def push(eps: Tensor) -> Tensor:
             return self._pushed(points, eps.contiguous())
 
-        self._check_slopes(mu, image)
+        self._check_slopes(mu, image, push)
         return push, lambda zeta: pull(zeta)[0]
 
     def local_upper(self, mu: ParticleMeasure) -> Tensor:
@@ -219,7 +219,7 @@ class Pointwise(Particlewise):
         rows = torch.stack([pull(unit.expand_as(image))[0] for unit in units], -2)
         return (rows @ eps.unsqueeze(-1)).squeeze(-1)
 
-    def _check_slopes(self, mu: ParticleMeasure, image: Tensor) -> None:
+    def _check_slopes(self, mu: ParticleMeasure, image: Tensor, push: Product) -> None:
         points, present = mu.points.detach(), present_rows(mu) > 0
         if is_traced(points):
             return
@@ -233,7 +233,7 @@ class Pointwise(Particlewise):
         def derivative(points: Tensor) -> Tensor:
             return torch.where(kept, self._pushed(points, eps), 0.0)
 
-        product = derivative(x)
+        product = torch.where(present, push(along), 0.0).unsqueeze(-2)
         at, beside = kinked(found, product, x, eps, derivative)
         if bool(at.any()):
             raise NoDerivativeError(

@@ -41,6 +41,13 @@ def test_a_small_part_without_a_path_for_gradients_is_noticed(share):
         linearize(moving(lambda x: x @ W + share * (x @ W).detach()), measure())
 
 
+def test_products_of_a_pointwise_map_are_compared_as_they_are_taken():
+    """At the points of the measure, and not on an axis of each atom's own."""
+    T = Pointwise(lambda x: x + 2 * (x.detach() if x.ndim == 2 else x))
+    with pytest.raises(ValueError, match="that of its difference quotient"):
+        linearize(T, measure())
+
+
 def test_a_part_below_what_quotients_resolve_is_not():
     linearize(moving(lambda x: x @ W + 1e-6 * (x @ W).detach()), measure())
 
