@@ -208,7 +208,8 @@ def _pulled(moves: Tensor, log_mass: Tensor, value: Tensor, order: float) -> Ten
     if order == 2:  # may be differentiated once more
         return log_mass.exp()[..., None] * moves / value[..., None]
     unit, size = normalised(moves)
-    share = torch.log(torch.where(size > 0, size, 1.0) / value) * (order - 1)
+    # Of atoms that coincide the unit vector is 0, and so is the logarithm: not 0 · ∞.
+    share = torch.log(torch.where(size > 0, size, value) / value) * (order - 1)
     return (log_mass + share).exp()[..., None] * unit
 
 

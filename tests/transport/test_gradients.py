@@ -94,6 +94,18 @@ def test_distances_have_gradients(name: str, n: int, m: int, d: int) -> None:
     assert torch.autograd.gradcheck(of, tensors)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "order", "move"),
+    [(torch.float32, 10, 1e-5), (F64, 100, 1e-4), (F64, 3, 1e-200)],
+)
+def test_atoms_that_coincide_have_a_gradient_of_0_beside_a_small_distance(dtype, order, move):
+    x = torch.tensor([[0.0, 0.0], [move, 0.0]], dtype=dtype, requires_grad=True)
+    y = torch.tensor([[0.0, 0.0], [2 * move, 0.0]], dtype=dtype)
+    wp(x, y, order).backward()
+    expected = [[0.0, 0.0], [-(0.5 ** (1 / order)), 0.0]]  # W = |x − y| / 2^(1/p)
+    torch.testing.assert_close(x.grad, torch.tensor(expected, dtype=dtype))
+
+
 def test_nothing_flows_into_atoms_that_coincide() -> None:
     x = torch.tensor([[0.0, 0.0], [1.0, 0.0], [5.0, 1.0]], dtype=torch.float64, requires_grad=True)
     y = torch.tensor([[0.0, 0.0], [1.0, 3.0], [5.0, 1.0]], dtype=torch.float64, requires_grad=True)
