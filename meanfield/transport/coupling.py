@@ -106,17 +106,21 @@ class Coupling(NoNumber, Hinted):
 
         Returns:
             The tuple (source, target, rows, cols): x and y, (..., size, d), and their numbers.
+
+        Raises:
+            ValueError: a pair has an infinite distance.
         """
-        held = self._tensors()
+        held = self._tensors()._with_mass("sample")
         chosen = drawn(held.mass, count(size, "size"), generator)
         rows, cols = held.rows.gather(-1, chosen), held.cols.gather(-1, chosen)
         points = _taken(held.source, rows), _taken(held.target, cols)
         return Draws(*(alike(self.log_mass, t) for t in (*points, rows, cols)))
 
     def cost(self) -> Any:
-        """Σ_k π_k ‖x_{i_k} − y_{j_k}‖², shape (...); the square of a distance."""
+        """Σ_k π_k ‖x_{i_k} − y_{j_k}‖², shape (...), the square of a distance; ∞ without mass."""
         held = self._tensors()
-        return alike(self.log_mass, (held.mass * held._moves.square().sum(-1)).sum(-1))
+        costs = (held.mass * held._moves.square().sum(-1)).sum(-1)
+        return alike(self.log_mass, torch.where(held._has_mass, costs, math.inf))
 
     def barycentric_map(self) -> Any:
         """T(xᵢ) = Σ_j π_ij y_j / Σ_j π_ij, shape (..., n, d); xᵢ itself where π has no mass.
@@ -144,16 +148,31 @@ class Coupling(NoNumber, Hinted):
             t: time in [0, 1].
 
         Raises:
-            ValueError: if t is outside [0, 1].
+            ValueError: if t is outside [0, 1], or a pair has an infinite distance.
         """
         number(t, "t", least=0, most=1)
-        held = self._tensors()
+        held = self._tensors()._with_mass("interpolate")
         points = _taken(held.source, held.rows) + t * held._moves
         logs = held.log_mass - held.log_mass.logsumexp(-1, keepdim=True)
         return ParticleMeasure(points, log_weights=logs)
 
     def _tensors(self) -> Coupling:
         return Coupling(*(as_tensor(getattr(self, f.name)) for f in fields(self)))
+
+    @property
+    def _has_mass(self) -> Tensor:
+        """Whether there is a plan: none of an infinite distance between others."""
+        found: Tensor = (self.log_mass > -math.inf).any(-1)
+        return found
+
+    def _with_mass(self, name: str) -> Coupling:
+        if not bool(self._has_mass.all()):
+            first = tuple(map(int, (~self._has_mass).nonzero()[0]))
+            raise ValueError(
+                f"{name}: expected a plan of each pair, got none of pair {first}, whose distance "
+                "is infinite; leave it out, or give a penalty"
+            )
+        return self
 
     @property
     def _moves(self) -> Tensor:

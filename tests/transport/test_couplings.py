@@ -55,6 +55,19 @@ def test_an_interpolation_inside_conditions_has_the_positions_of_its_first_atoms
     assert float(conditional_w2(middle, nu)) == pytest.approx(0.75 * float(found), rel=1e-10)
 
 
+def test_a_pair_without_a_plan_has_an_infinite_cost_and_no_interpolation() -> None:
+    pairs = [measures(3, 3, seed=k) for k in range(2)]
+    x, y = (torch.stack([pair[k].points for pair in pairs]) for k in range(2))
+    s = torch.tensor([[0.1, 0.5, 1.0], [0.1, 0.5, 1.0]], dtype=torch.float64)
+    t = torch.tensor([[0.1, 0.5, 1.0], [0.2, 0.5, 1.0]], dtype=torch.float64)
+    found = solve_conditional_w2(ParticleMeasure(x, positions=s), ParticleMeasure(y, positions=t))
+    torch.testing.assert_close(found.coupling.cost(), found.value.square())
+    assert found.value[1] == torch.inf
+    for use in (lambda pi: pi.interpolate(0.5), lambda pi: pi.sample(3)):
+        with pytest.raises(ValueError, match=r"none of pair \(1,\), whose distance is infinite"):
+            use(found.coupling)
+
+
 def test_an_interpolation_has_the_mass_that_its_coupling_lost() -> None:
     thin = Coupling(
         *torch.zeros(2, 2, 1), *torch.tensor([[0, 1], [1, 0]]), torch.tensor([-1, -2.0])
