@@ -186,10 +186,27 @@ def test_minima_are_the_smallest_of_all_pairs(
     assert (below.values < ceiling[below.rows]).all()
 
 
-def test_minima_far_from_zero_are_known_less_well_and_say_so() -> None:
+@pytest.mark.parametrize("share", [-1.0, 2.0], ids=["blocks", "cells"])
+def test_of_few_columns_all_are_arcs(monkeypatch: pytest.MonkeyPatch, share: float) -> None:
+    monkeypatch.setattr(c_transform, "_SHARE", share)
+    monkeypatch.setattr(c_transform, "_BLOCK", 2)  # not as much as one row
+    rng = np.random.default_rng(0)
+    x, y, g = rng.normal(size=(1100, 2)), rng.normal(size=(3, 2)), rng.normal(size=3)
+    found = CTransform(x, y)(g, 8)
+    order = np.lexsort((found.cols, found.rows))
+    rows, cols = np.indices((1100, 3)).reshape(2, -1)
+    assert (found.rows[order] == rows).all() and (found.cols[order] == cols).all()
+    costs = np.square(x[:, None] - y).sum(-1) - g
+    np.testing.assert_allclose(found.values[order], costs.ravel(), rtol=0, atol=found.slack)
+    np.testing.assert_allclose(found.minima, costs.min(1), rtol=0, atol=found.slack)
+
+
+@pytest.mark.parametrize("far", ["potentials", "columns"])
+def test_minima_far_from_zero_are_known_less_well_and_say_so(far: str) -> None:
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(50, 2)), rng.normal(size=(60, 2))
-    g = 1e6 + rng.normal(size=60)
+    y += 1e3 * (far == "columns")
+    g = 1e6 * (far == "potentials") + rng.normal(size=60)
     wide = (t.astype(np.longdouble) for t in (x, y, g))
     truth = (lambda x, y, g: (np.square(x[:, None] - y[None]).sum(-1) - g).min(1))(*wide)
     found = CTransform(x, y)(g, 6)
@@ -211,6 +228,9 @@ def test_precise_minima_lose_no_digit_of_small_displacements() -> None:
     one = CTransform(x, crowded).precise(np.zeros(1500), 1, np.full(300, np.inf))
     truth = np.square(x[:, None] - crowded[None]).sum(-1).min(1)
     assert (one.minima <= truth).all()
+    # No column is left that could be nearer.
+    only = CTransform(x, y[:1]).precise(np.zeros(1), 1, np.full(300, np.inf))
+    np.testing.assert_allclose(only.minima, np.square(x - y[0]).sum(-1), rtol=1e-14)
 
 
 def test_a_small_perturbation_of_many_points_is_certified_by_nearest_neighbours() -> None:
@@ -293,3 +313,22 @@ def test_points_of_a_lattice_have_columns_at_the_edge_of_cells(seed: int, radius
     minima = (((x[:, None] - y) ** 2).sum(-1) - g).min(1)
     assert np.abs(CTransform(x.astype(float), y)(g, 6).minima - minima).max() < 1e-14
     assert solve_w2(x.astype(float), y).relative_width < 1e-9
+
+
+def test_arcs_that_only_rounding_takes_below_the_ceiling_are_none() -> None:
+    """Of each row the exact minimum is the ceiling: no arc is below it."""
+    rng = np.random.default_rng(0)
+    x, y, g = (
+        1e3 * rng.normal(size=(300, 2)),
+        1e3 * rng.normal(size=(400, 2)),
+        rng.normal(size=400),
+    )
+    wide = (t.astype(np.longdouble) for t in (x, y, g))
+    least = (lambda x, y, g: (np.square(x[:, None] - y[None]).sum(-1) - g).min(1))(*wide)
+    found = CTransform(x, y)(g, 3, least.astype(float))
+    assert not len(found.rows)
+    assert np.abs(found.minima - least).max() > 0  # which rounding takes on either side
+    ceiling = least.astype(float) + np.where(np.arange(300) % 2, 1.0, -1.0)
+    precise = CTransform(x, y).precise(g, 3, ceiling)
+    assert {*precise.rows} == {*range(1, 300, 2)}
+    assert (precise.values < ceiling[precise.rows]).all()

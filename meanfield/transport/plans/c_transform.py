@@ -110,7 +110,8 @@ class CTransform:
         return self._squares_y - torch.as_tensor(g, device=self.x.device), slack
 
     def _found(self, offset: Tensor, count: int, slack: float, top: Tensor | None) -> _Found:
-        found = _Found(len(self.x), min(count, len(self.y)), self.x.device)
+        count = min(count, len(self.y))
+        found = _Found(len(self.x), count, self.x.device)
         # On a device whole blocks are faster than to choose columns, which waits for each cell.
         is_local = is_host(self.x.device) and self._share(offset, count, slack) <= _SHARE
         cells = self._by_cells(offset, count, slack)
@@ -180,7 +181,7 @@ def _cells_of(
     for which in np.split(order, starts[1:]):
         inside = points[which]
         centre = (inside.min(0) + inside.max(0)) / 2
-        radius = float(np.sqrt(np.square(inside - centre).sum(-1).max())) * (1 + 1e-12)
+        radius = float(np.sqrt(np.square(inside - centre).sum(-1).max()))
         inner = _cells_of(inside, index[which], sizes[1:], device) if sizes[1:] else []
         own = torch.as_tensor(index[which], device=device)
         cells.append(_Cell(own, torch.as_tensor(centre, device=device), radius, inner))
@@ -213,11 +214,11 @@ class _Columns(NamedTuple):
         nearest[:, -2], nearest[:, -1] = 0, 1
         # 4 ‖y_j − y_j*‖²
         room = (nearest @ self.lifted.T).add_(last + 16 * slack).clamp_(min=0).sqrt_().mul_(radii)
-        kept = at_centre <= room.add_(lowest + 4 * slack)
+        kept = at_centre <= room.add_(lowest + 4 * slack)  # room for a rounded radius too
         # At least `count` columns stay: those with the smallest costs at the centre.
         few = (kept.sum(-1) < count).nonzero().squeeze(-1)
         if len(few) and count > 1:
-            threshold = at_centre[few].kthvalue(min(count, len(self.places)), dim=-1, keepdim=True)
+            threshold = at_centre[few].kthvalue(count, dim=-1, keepdim=True)
             kept[few] |= at_centre[few] <= threshold.values
         return kept
 
@@ -240,12 +241,12 @@ class _Found:
                 return
             if not bool(wanted.all()):
                 rows, costs = rows[wanted], costs[wanted]
-        many = min(self._count, costs.shape[1])
+        many = self._count
         few = costs.min(-1, keepdim=True) if many == 1 else costs.topk(many, -1, largest=False)
         chosen = few.indices if cols is None else cols[few.indices]
         if top is not None:
             chosen = torch.where(few.values < top[rows, None], chosen, -1)
-        self._cols[rows, :many], self._values[rows, :many] = chosen, few.values
+        self._cols[rows], self._values[rows] = chosen, few.values
 
     def arcs(self) -> tuple[Tensor, Tensor, Tensor]:
         """Rows, columns and values of all arcs."""
