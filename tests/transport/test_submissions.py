@@ -134,6 +134,8 @@ FILES: dict[str, tuple[str, Callable[[Path, dict], object], str]] = {
         "potentials"),
     "one place": ("mine.npz", lambda to, r: saved(
         to, x=np.ones((2, 1)), y=np.ones((2, 1)), plan=[1, 0]), "nothing"),
+    "a way where there is none to go": ("mine.npz", lambda to, r: saved(
+        to, x=[[0.0], [1.0]], y=[[0.0], [1.0]], plan=[1, 0], f=[0.0, 0.0]), "plan"),
 }  # fmt: skip
 
 
@@ -169,9 +171,19 @@ REFUSED = {
     "a name of an array": (f"{NAME}.npz", {"u": range(60)}, "expected arrays named .* got u"),
     "nothing": (f"{NAME}.npz", {}, "expected any of plan.*got nothing"),
     "two plans": (f"{NAME}.npz", {"plan": range(60), "rows": [0]}, "got plan, rows"),
+    "a plan and all entries": (
+        f"{NAME}.npz",
+        {"plan": range(60), "rows": range(60), "cols": range(60)},
+        "got plan, rows, cols",
+    ),
     "another size": (f"{NAME}.npz", {"plan": range(59)}, "expected 60 columns"),
     "half of the entries": (f"{NAME}.npz", {"rows": [0]}, "rows and cols .* got rows"),
     "points of one cloud": ("m.npz", {"x": [[0.0]], "plan": [0]}, "y: expected points of shape"),
+    "no points": (
+        "m.npz",
+        {"x": np.zeros((0, 2)), "y": np.zeros((0, 2)), "plan": np.zeros((0, 0))},
+        "x: expected points of shape",
+    ),
     "an order of its own": (f"{NAME}.npz", {"plan": range(60), "p": 1}, "p: expected either"),
     "weights of its own": (f"{NAME}.npz", {"plan": range(60), "a": [1.0]}, "a: expected either"),
     "points and a name": (
@@ -274,6 +286,8 @@ def test_nobody_is_blamed_where_the_distance_itself_is_hardly_known(order, blame
         least, most = found.upper / known.upper - 1, found.upper / known.lower - 1
         assert least == pytest.approx(found.plan_error) and most < 1.02 * least
         assert math.isnan(found.potentials_error)
+        poor = grade(saved(tmp_path / "own.npz", x=x, y=y, p=order, f=-1e30 * np.arange(5)))
+        assert (poor.lower, poor.potentials_error) == (0, 1)
 
 
 @pytest.mark.parametrize("kinds", [("f4", "f4"), ("f2", "f2"), ("f4", "f8"), ("f8", "i4")])
