@@ -130,7 +130,7 @@ def _massive(rows: np.ndarray, cols: np.ndarray, mass: np.ndarray, n: int, m: in
         )
     if not np.isfinite(mass).all():
         raise ValueError("plan: expected finite masses, got NaN or inf")
-    if -mass.min(initial=0) > 1e-6 * max(mass.max(initial=0), 1e-300):
+    if -mass.min(initial=0) > 1e-6 * mass.max(initial=0):
         raise ValueError(f"plan: expected masses ≥ 0, got {mass.min():.3g}")
     total = float(mass.sum())
     if not 0.5 <= total <= 1.5:
