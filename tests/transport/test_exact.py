@@ -236,3 +236,35 @@ def test_two_atoms_each_are_solved_by_their_formula(crossed: bool) -> None:
     found = solve_w2(x, y[::-1] if crossed else y)
     assert found.method == "two atoms"
     assert float(found.value) ** 2 == pytest.approx((0.01 + 0.09 + 0.01) / 2, rel=1e-13)
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("total", [1.0, 1.5])
+def test_atoms_without_mass_and_other_totals_have_optimal_plans_and_potentials(
+    sparse: bool, total: float
+) -> None:
+    rng = np.random.default_rng(0)
+    costs, a, b = rng.random((6, 8)), rng.dirichlet(np.ones(6)), rng.dirichlet(np.ones(8))
+    a[2] = b[0] = b[3] = 0
+    a, b = a / a.sum(), b / b.sum()
+    if sparse:
+        arcs = *np.indices((6, 8)).reshape(2, -1), costs.ravel()
+        found, f, g = exact.sparse_simplex(a, total * b, arcs)
+        plan = np.zeros((6, 8))
+        plan[found.rows, found.cols] = np.exp(found.log_mass)
+        assert (costs - f[:, None] - g).min() > -1e-14
+        assert np.abs(g).max() <= 1  # no offset: a difference of two costs at most
+    else:
+        (plan,), (g,) = exact.simplexes(a[None], total * b[None], costs[None])
+        f = (costs - g).min(1)
+    np.testing.assert_allclose(plan.sum(1), a, rtol=0, atol=1e-15)
+    np.testing.assert_allclose(plan.sum(0), b, rtol=0, atol=1e-15)
+    assert a @ f + b @ g == pytest.approx((plan * costs).sum(), abs=1e-14)
+
+
+def test_one_uniform_cloud_and_one_of_other_weights_are_no_assignment() -> None:
+    rng = np.random.default_rng(0)
+    logs = np.zeros((16, 5)), np.log(rng.dirichlet(np.ones(5), 16))
+    for ends in (logs, logs[::-1]):
+        problems = Problem.of(*rng.normal(size=(2, 16, 5, 2)), *ends)
+        assert exact.solve_dense(problems, rtol=1e-9).method == "simplex"

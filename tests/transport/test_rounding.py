@@ -27,7 +27,14 @@ from meanfield.transport.certificate import (
 from meanfield.transport.certificate import _doubts as doubts
 from meanfield.transport.certificate import _dual as dual_of
 from meanfield.transport.plans.formulas import solve_one_atom, solve_two_atoms
-from meanfield.transport.problem import UNIT, Problem, costs_between, normalised_logs, root
+from meanfield.transport.problem import (
+    UNIT,
+    Problem,
+    costs_between,
+    normalised_logs,
+    root,
+    snapped,
+)
 
 
 def exact_weights(logs: np.ndarray) -> list:
@@ -370,3 +377,12 @@ def test_what_two_light_atoms_differ_by_is_known_beside_weights_that_are_stored_
     truth = math.exp(-450) * math.sqrt(-math.expm1(-1))
     assert float(found.lower) <= truth <= float(found.upper)
     assert float(found.value) == pytest.approx(truth, rel=1e-9)
+
+
+def test_a_last_place_of_a_large_logarithm_is_rounding_too() -> None:
+    log_a = np.log([0.1, 0.2, 0.3, 0.4, math.exp(-700.0)])
+    log_b = log_a[::-1].copy()
+    log_b[0] = np.nextafter(log_b[0], 0.0)  # by 1e-13
+    assert (snapped(log_a, log_b) == log_a[::-1]).all()
+    log_b[0] += 1e-9
+    assert snapped(log_a, log_b) is log_b
