@@ -268,3 +268,16 @@ def test_one_uniform_cloud_and_one_of_other_weights_are_no_assignment() -> None:
     for ends in (logs, logs[::-1]):
         problems = Problem.of(*rng.normal(size=(2, 16, 5, 2)), *ends)
         assert exact.solve_dense(problems, rtol=1e-9).method == "simplex"
+
+
+def test_potentials_of_a_warm_simplex_have_no_offset() -> None:
+    """The core starts from a root of its own, here 166 away from costs of at most 1."""
+    rng = np.random.default_rng(0)
+    costs, a, b = rng.random((40, 43)), rng.dirichlet(np.ones(40)), rng.dirichlet(np.ones(43))
+    is_arc = rng.random(costs.shape) < 0.3
+    is_arc[-1] = is_arc[:, -1] = True
+    arcs = *is_arc.nonzero(), costs[is_arc]
+    plan, f, g = exact.sparse_simplex(a, b, arcs, is_warm=True)
+    assert max(np.abs(f).max(), np.abs(g).max()) < 2
+    assert (costs - f[:, None] - g)[is_arc].min() > -1e-12
+    assert a @ f + b @ g == pytest.approx(np.exp(plan.log_mass) @ costs[plan.rows, plan.cols])
