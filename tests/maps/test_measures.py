@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from meanfield import AttentionParameters, SelfAttention, measures
 from meanfield.attention import normalizations
 from meanfield.layers import MLP, LayerNorm, Pointwise, Residual
+from meanfield.measure_arguments import drawn
 from meanfield.measures import (
     ParticleMeasure,
     disintegrate,
@@ -36,13 +37,15 @@ HALVES = torch.full((2,), 0.5, dtype=F64)
         ({"points": [[math.nan], [1.0]]}, ValueError, r"points.*NaN.*\(0, 0\)"),
         ({"points": [[math.inf], [1.0]]}, ValueError, "points.*infinite"),
         ({"points": [0.0, 1.0]}, ValueError, r"points: expected shape.*got \(2,\)"),
-        ({"points": torch.zeros(0, 3)}, ValueError, "n ≥ 1"),
+        ({"points": torch.zeros(0, 3)}, ValueError, r"n ≥ 1.*got \(0, 3\)$"),
         ({"points": torch.zeros(2, 1, dtype=torch.bool)}, TypeError, "torch.bool"),
         ({"weights": [0.5, math.nan]}, ValueError, "weights.*NaN"),
         ({"weights": [1.5, -0.5]}, ValueError, "weights.*≥ 0.*-0.5"),
         ({"weights": [0.5, 0.6]}, ValueError, "mass of 1, got 1.1.*divide"),
-        ({"weights": [0.0, 0.0]}, ValueError, "mass of 1, got 0"),
+        ({"weights": [0.0, 0.0]}, ValueError, "mass of 1, got 0; give one atom at least"),
         ({"weights": [1.0]}, ValueError, r"one number per particle.*got \(1,\)"),
+        ({"weights": 1.0}, ValueError, r"one number per particle.*got \(\)"),
+        ({"weights": [[0.5, 0.5], [0.25, 0.25]]}, ValueError, "mass of 1, got 0.5"),
         (
             {"points": np.zeros((2, 2, 1)), "weights": np.full((3, 2), 0.5)},
             ValueError,
@@ -50,7 +53,7 @@ HALVES = torch.full((2,), 0.5, dtype=F64)
         ),
         ({"points": torch.zeros(2, 1), "weights": HALVES}, TypeError, "float32.*float64"),
         ({"log_weights": [0.0, 0.0]}, ValueError, "log_weights.*logsumexp"),
-        ({"log_weights": [0.0, math.inf]}, ValueError, "log_weights.*inf"),
+        ({"log_weights": [0.0, math.inf]}, ValueError, "log_weights: expected numbers below"),
         ({"log_weights": [0.0, math.nan]}, ValueError, "log_weights.*NaN"),
         ({"weights": [0.5, 0.5], "log_weights": [0.0, -900.0]}, ValueError, "both"),
         ({"positions": [0.0, 1.5]}, ValueError, r"\[0, 1\].*1.5"),
@@ -325,7 +328,9 @@ def test_a_disintegration_integrates_back(problem: Problem):
     torch.testing.assert_close(integral, mu.mean(), rtol=1e-9, atol=1e-12)
     for s, part in zip(parts.positions, parts.conditionals, strict=True):
         present = (mu.positions == s) & (mu.log_weights > -math.inf)
-        assert part.n_particles == int(present.sum())
+        assert (part.points == mu.points[present]).all()
+        logs = mu.log_weights[present]
+        torch.testing.assert_close(part.log_weights, logs - logs.logsumexp(0))
 
 
 def test_batches_are_refused_where_the_parts_would_differ_in_size():
@@ -335,6 +340,8 @@ def test_batches_are_refused_where_the_parts_would_differ_in_size():
             function(mu)
     with pytest.raises(ValueError, match="with positions"):
         disintegrate(ParticleMeasure([[0.0]]))
+    with pytest.raises(ValueError, match="atol: expected"):
+        merge(ParticleMeasure([[0.0]]), -1e-9)
 
 
 def test_stacking_pads_with_weight_zero():
@@ -342,8 +349,15 @@ def test_stacking_pads_with_weight_zero():
     both = stack([small, large])
     assert both.weights.tolist() == [[1.0, 0.0], [0.5, 0.5]]
     torch.testing.assert_close(both.mean(), torch.tensor([[1.0], [3.0]], dtype=F64))
+    more = stack([large, ParticleMeasure([[5.0], [6.0], [7.0]])])
+    assert more.points[0, :, 0].tolist() == [2.0, 4.0, 2.0]  # copies of the first atom
     with pytest.raises(ValueError, match="one dimension"):
         stack([small, ParticleMeasure([[1.0, 2.0]])])
+    with pytest.raises(ValueError, match="one batch shape"):
+        stack([large, both])
+    with pytest.raises(TypeError, match="expected a list of measures"):
+        stack(both)
+    assert mixture(iter([small, large])).weights.tolist() == [0.5, 0.25, 0.25]
     with pytest.raises(ValueError, match="at least one"):
         stack([])
 
@@ -412,8 +426,43 @@ def test_a_function_that_overwrites_its_argument_leaves_the_measure_as_it_is():
 
 def test_weights_of_arrays_keep_the_range_of_double_precision_beside_single():
     mu = ParticleMeasure(torch.zeros(2, 1), weights=np.array([1.0, 1e-50]))
-    assert mu.dtype == torch.float32
+    assert mu.dtype == mu.log_weights.dtype == torch.float32
     assert mu.log_weights.tolist() == pytest.approx([0.0, math.log(1e-50)], rel=1e-6)
+
+
+def test_weights_in_single_precision_are_those_numbers_beside_points_in_double():
+    weights = torch.tensor([0.1, 0.9])
+    mu = ParticleMeasure(torch.zeros(2, 1, dtype=F64), weights)
+    exact = weights.double() / weights.double().sum()
+    torch.testing.assert_close(mu.weights, exact, rtol=1e-15, atol=0)
+
+
+def test_weights_in_single_precision_are_the_same_in_another_order():
+    weights = torch.rand(1000, generator=torch.Generator().manual_seed(0))
+    weights /= weights.sum()
+    mu, nu = (ParticleMeasure(torch.zeros(1000, 1), t) for t in (weights, weights.flip(0)))
+    assert (mu.log_weights == nu.log_weights.flip(0)).all()
+
+
+def test_a_batch_of_no_measures_may_have_weights():
+    mu = ParticleMeasure(np.zeros((0, 2, 1)), np.zeros((0, 2)))
+    assert mu.batch_shape == (0,) and mu.log_weights.shape == (0, 2)
+
+
+@pytest.mark.parametrize(
+    ("masses", "uniform", "atom"),
+    [
+        ([0.0, 0.5, 0.5], 0.0, 1),  # not the absent atom
+        ([0.1] * 10 + [0.0], 1 - 2**-53, 9),  # in double precision they add up to less than 1
+        (torch.tensor([1.0, 1e-9]), 1 - 1e-10, 1),  # of which single precision keeps nothing
+    ],
+)
+def test_the_last_number_below_1_and_0_are_draws_of_atoms_that_have_mass(
+    monkeypatch, masses, uniform, atom
+):
+    monkeypatch.setattr(torch, "rand", lambda shape, **_: torch.full(shape, uniform, dtype=F64))
+    found = drawn(torch.as_tensor(masses, dtype=getattr(masses, "dtype", F64)), 3, 0)
+    assert found.tolist() == [atom] * 3
 
 
 def test_a_weight_that_underflowed_takes_no_gradient_from_the_others():
