@@ -144,7 +144,8 @@ def test_mass_that_rounding_puts_elsewhere_is_misplaced(blur: float) -> None:
 
 @pytest.mark.parametrize("call", [sinkhorn_plan, sinkhorn_divergence])
 @pytest.mark.parametrize(
-    ("size", "blur"), [(1.0, 1e-200), (1e-160, 1e-161), (1e200, 1e198), (1e200, 1.0)]
+    ("size", "blur"),
+    [(1.0, 1e-200), (1e-160, 1e-161), (1e200, 1e198), (1e200, 1.0), (1.0, 1e200), (1.0, 1e154)],
 )
 def test_lengths_whose_squares_leave_the_number_range_are_refused(call, size, blur) -> None:
     with pytest.raises(ValueError, match="blur: expected lengths whose squares torch.float64"):

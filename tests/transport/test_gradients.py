@@ -517,3 +517,16 @@ def test_the_condition_of_an_atom_without_mass_is_no_matter(dtype) -> None:
             distance(mu, y, conditions=(s, [0.5, 1.5, 2.5]), penalty=4.0) for s in (near, far)
         )
         torch.testing.assert_close(found, known)
+
+
+def test_gradients_in_weights_of_small_points_in_single_precision_are_those_in_double() -> None:
+    """W = 1e-20: its power −2 is beyond single precision."""
+    found = []
+    for dtype in (torch.float32, torch.float64):
+        x = 1e-20 * torch.tensor([[0.0], [1.0], [3.0]], dtype=dtype)
+        logs = torch.tensor([0.1, 0.5, 0.4], dtype=dtype).log().requires_grad_()
+        mu = ParticleMeasure(x, log_weights=logs.log_softmax(-1))
+        wp(mu, x[:2], 3).backward()
+        found.append(logs.grad.double())
+    assert float(found[1].abs().max()) > 1e-21
+    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-25)
