@@ -6,9 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from scipy.optimize import linear_sum_assignment
 
 from meanfield.transport import certify, grading, solve_w2
+from meanfield.transport.coupling import Coupling
 from meanfield.transport.problem import Problem
 
 RNG = np.random.default_rng(3)
@@ -31,6 +33,7 @@ def test_assignments_come_as_permutations_maps_and_pairs_of_scipy() -> None:
     for plan in (SIGMA, SIGMA.tolist(), SIGMA.astype(np.uint8), linear_sum_assignment(COSTS)):
         found = certify(X, Y, plan=plan, potentials=best.potentials)
         assert found.converged and found.coupling.rows.shape == (30,)
+        assert found.coupling.cols.dtype == np.int64
     to_one = certify(X, Y, plan=np.zeros(30, int), potentials=best.potentials)
     assert float(to_one.upper) > float(best.upper)
 
@@ -54,7 +57,7 @@ def test_potentials_in_blocks_and_by_products_are_those_of_all_pairs(
 BAD = {
     "a matrix of ones": (lambda: {"plan": np.eye(20, 30)}, "sum to 1, got 20"),
     "a transposed plan": (lambda: {"plan": np.ones((30, 20)) / 600}, "is it transposed"),
-    "another shape": (lambda: {"plan": np.ones((3, 4)) / 12}, r"shape \(20, 30\)"),
+    "another shape": (lambda: {"plan": np.ones((3, 4)) / 12}, r"shape \(20, 30\), got \(3, 4\)$"),
     "negative masses": (lambda: {"plan": np.full((20, 30), 1 / 600) - np.eye(20, 30)}, "≥ 0"),
     "a mass that is a little negative": (
         lambda: {"plan": np.full((20, 30), 1 / 600) - 1.002 / 600 * np.eye(20, 30)}, "≥ 0"),
@@ -69,6 +72,16 @@ BAD = {
         lambda: {"plan": (np.arange(20.0), np.arange(20), np.full(20, 0.05))}, "rows from 0"),
     "masses of another length": (
         lambda: {"plan": (np.arange(20), np.arange(20), np.full(19, 1 / 19))}, "got"),
+    "columns of another length": (
+        lambda: {"plan": (np.arange(20), np.arange(19), np.full(20, 0.05))}, "arrays of shapes"),
+    "three potentials": (
+        lambda: {"potentials": (np.zeros(20), np.zeros(30), np.zeros(20))}, "expected a pair"),
+    "a coupling of a batch": (
+        lambda: {"plan": solve_w2(np.stack([X[:20]] * 2), np.stack([Y] * 2)).coupling},
+        r"got \(2, 20, 30\)"),
+    "a coupling with masses of another length": (
+        lambda: {"plan": replace(solve_w2(X[:20], Y).coupling, log_mass=np.full(3, -4.0))},
+        "a mass for each"),
     "one array of potentials": (lambda: {"potentials": np.zeros(20)}, "write"),
     "swapped potentials": (lambda: {"potentials": (np.zeros(30), np.zeros(20))}, "expected 20"),
     "potentials in a column": (lambda: {"potentials": (np.zeros((20, 1)), None)}, "expected 20"),
@@ -100,3 +113,35 @@ def test_masses_that_rounding_has_made_negative_are_none() -> None:
 def test_a_batch_is_told_to_go_one_by_one() -> None:
     with pytest.raises(ValueError, match="each pair by itself"):
         certify(np.stack([X, X]), np.stack([Y, Y]), plan=SIGMA)
+
+
+def test_answers_in_other_precisions_are_those_numbers_in_double() -> None:
+    coupling, (f, g) = BEST.coupling, BEST.potentials
+    light = coupling.log_mass.astype(np.float32)
+    half = torch.as_tensor(f).bfloat16(), torch.as_tensor(g).half()
+    for plan, potentials in (
+        (replace(coupling, log_mass=light), (f.astype(np.float32), None)),
+        (BEST.plan.astype(np.float32), (None, g.astype(np.float32))),
+        (torch.as_tensor(BEST.plan).float(), half),
+    ):
+        found = certify((X, A), (Y, B), plan=plan, potentials=potentials)
+        if isinstance(plan, Coupling):
+            plan = replace(plan, log_mass=light.astype(float))
+        else:
+            plan = np.asarray(plan, float)
+        wide = tuple(None if t is None else np.array(t.tolist()) for t in potentials)
+        same = certify((X, A), (Y, B), plan=plan, potentials=wide)
+        assert (float(found.lower), float(found.upper)) == (float(same.lower), float(same.upper))
+
+
+def test_entries_of_a_sparse_tensor_that_come_twice_add_up() -> None:
+    half = torch.as_tensor(BEST.plan / 2).to_sparse()
+    twice = torch.sparse_coo_tensor(
+        torch.cat([half.indices()] * 2, 1),
+        torch.cat([half.values()] * 2),
+        half.shape,
+        check_invariants=True,
+    )
+    found = certify((X, A), (Y, B), plan=twice, potentials=BEST.potentials)
+    assert found.converged
+    assert float(found.upper) == pytest.approx(float(BEST.upper), rel=1e-14)
