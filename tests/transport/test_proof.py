@@ -157,10 +157,17 @@ def test_the_checker_believes_nothing_that_is_signed(tmp_path) -> None:
         "a negative mass": {"mass": [*right["mass"][:-1], -1], **wide},
         "masses that are floats": {"mass": [float(t) for t in right["mass"]], **wide},
         "a float": {"s": 1.5},
+        "an end that is a float": wide | {"lower": 0.0},
         "NaN": {"lower": math.nan},
         "texts": {"mass": [str(t) for t in right["mass"]]},
         "order 1": {"p": 1},
         "order 0": {"p": 0},
+        "order 100": {
+            "p": 100, "f": [0] * 30, "g": [0] * 30,
+            "lower": 0, "upper": 1 << right["s"] - right["e"] + 9,
+        },
+        "a unit of 2^10000": {"e": 10_000, **wide},
+        "a unit of 2^-10000": {"e": -10_000, **wide},
         "a shift of 10^9": {"s": 10**9},
         "roots of too many bits": {"s": 99_999, **wide},  # 19 minutes for 8 kB
         "points of too many bits": {"x": [[t << 14_000 for t in z] for z in right["x"]], **wide},
@@ -210,6 +217,34 @@ def test_roots_are_rounded_outward(tmp_path) -> None:
     path.write_bytes(signed(data | {"lower": 0, "upper": below}))
     with pytest.raises(ValueError, match="do not prove"):
         checker.check(str(path))
+
+
+def test_roots_that_are_whole_are_not_rounded(tmp_path) -> None:
+    path = solve_wp([[0.0, 0.0]], [[3.0, 4.0]], 1).save(tmp_path / "w1.proof")
+    data = json.loads(path.read_bytes().partition(b"\n")[2])
+    five = {"lower": 0, "upper": 5 << data["s"] - data["e"]}
+    path.write_bytes(signed(data | five))
+    assert checker.check(str(path))[2] == 5
+
+
+def test_of_a_pair_whose_potentials_are_too_high_the_lighter_atom_pays(tmp_path) -> None:
+    weights = np.array([1 / 1024, 1023 / 1024])
+    for turned in (False, True):
+        pair = (np.array([[0.0], [10.0]]), weights), (np.array([[10.0]]), np.ones(1))
+        path = solve_wp(*pair[:: -1 if turned else 1], 1).save(tmp_path / "w1.proof")
+        data = json.loads(path.read_bytes().partition(b"\n")[2])
+        high, zero = [12 << data["s"] - data["e"], 0], [0]
+        data |= {"f": zero, "g": high} if turned else {"f": high, "g": zero}
+        path.write_bytes(signed(data))
+        assert float(checker.check(str(path))[1]) == pytest.approx(10 / 1024, rel=1e-14)
+
+
+def test_an_atom_of_no_mass_proves_as_much(tmp_path) -> None:
+    path = BEST.save(tmp_path / "w2.proof")
+    data = json.loads(path.read_bytes().partition(b"\n")[2])
+    more = {"x": data["x"][0], "a": 0, "f": 0, "rows": 30, "cols": 0, "mass": 0}
+    path.write_bytes(signed(data | {name: [*data[name], t] for name, t in more.items()}))
+    assert checker.check(str(path))[1:] == (Fraction(BEST.lower), Fraction(BEST.upper))
 
 
 def test_what_cannot_be_saved_is_refused(tmp_path) -> None:
