@@ -70,6 +70,7 @@ def hard_answers() -> list:
         solve_w2(X.astype(np.float32), Y.astype(np.float32)),
         solve_w2(X, X),
         solve_w2(1e150 * X, 1e150 * Y),
+        solve_w2([[1e-200]], [[1.0]]),
         certify((X, A), (Y, B)),
         certify((X, A), (Y, B), plan=np.outer(A, B), potentials=(np.zeros(30), None)),
     ]
@@ -150,6 +151,7 @@ def test_the_checker_believes_nothing_that_is_signed(tmp_path) -> None:
         "a weight of 1 below": {"a": [*right["a"][:-1], -right["a"][-1]]},
         "fewer weights": {"a": right["a"][:-1], "f": right["f"][:-1]},
         "more weights": {"a": [*right["a"], 1], "f": [*right["f"], 0]},
+        "more potentials": {"f": [*right["f"], 1 << 3 * right["s"]], "lower": right["upper"]},
         "other points": {"x": right["y"]},
         "a coordinate more": {"y": [[*right["y"][0], 1], *right["y"][1:]]},
         "one coordinate": {"x": [t[:1] for t in right["x"]]},
