@@ -76,6 +76,8 @@ def _content(given: Problem, answer: Interval) -> bytes:
     shift = max(finest, 0) + _BITS
     x, y = ([[_scaled(t, -unit) for t in point] for point in cloud] for cloud in points)
     a, b = _weights(problem.log_a), _weights(problem.log_b)
+    if len({*b}) == 1:  # so that the mass of an atom of ν is a whole number in the unit of a
+        a = [t * len(b) for t in a]
     content = {
         "p": order, "e": unit, "s": shift, "x": x, "y": y, "a": a, "b": b,
         "rows": answer.rows.tolist(), "cols": answer.cols.tolist(),

@@ -331,6 +331,17 @@ def test_an_entry_that_moves_all_of_a_column_moves_just_that(tmp_path) -> None:
     checker.check(str(path.save(tmp_path / "w10.proof")))
 
 
+@pytest.mark.parametrize("parts", [2, 3, 7])
+@pytest.mark.parametrize("order", [1, 2, 10])
+def test_nothing_moves_where_atoms_are_stored_in_equal_parts(tmp_path, order, parts) -> None:
+    """What is left of a third of a third in units of 2^−160 would have a way to go."""
+    x = np.array([[0.0, 0.0], [1.0, 3.0], [5.0, 1.0]])
+    for pair in ((x, np.repeat(x, parts, 0)), (np.repeat(x, parts, 0), x)):
+        found = solve_wp(*pair, order)
+        assert found.upper == 0
+        assert checker.check(str(found.save(tmp_path / "w.proof"))) == (order, 0, 0)
+
+
 @pytest.mark.parametrize(("far", "order"), [(8e-14, 30), (1e-160, 2), (1e-110, 3), (1e-33, 10)])
 def test_potentials_that_leave_the_number_range_are_none_and_nothing_is_saved(
     far, order, tmp_path
