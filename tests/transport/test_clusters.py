@@ -107,6 +107,15 @@ def test_clusters_that_are_wider_than_far_apart_are_none() -> None:
     assert found is None
 
 
+def test_clusters_that_are_not_two_widths_apart_are_none() -> None:
+    """21 apart along an axis, 6 wide in 36 dimensions: 9 are between them, and 12 are asked."""
+    far = 21 * np.eye(1, 36)
+    x, y = np.concatenate([0 * far, far]), np.concatenate([0 * far + 1, far + 1])
+    p = Problem.of(x, y, np.zeros(2), np.zeros(2))
+    assert clusters._separated(p.x, p.y) is not None
+    assert solve_clusters(p, no_solver, snap=True) is None
+
+
 def no_solver(*arrays: np.ndarray) -> Any:
     raise AssertionError("there are no clusters to solve")
 
@@ -204,6 +213,31 @@ def test_clusters_whose_masses_differ_are_left_to_others() -> None:
     for move, snap in ((1e-6, True), (2e-15, True), (1e-16, False)):
         b = np.log(np.exp(a) + move * np.array([1, 1, -1, -1]))
         assert solve_clusters(Problem.of(x, x + 0.1, a, b), no_solver, snap=snap) is None
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_as_many_atoms_are_not_as_much_mass(turned: bool) -> None:
+    x, logs = np.array([[0.0], [1.0], [50.0], [51.0]]), (np.zeros(4), np.log([0.4, 0.2, 0.2, 0.2]))
+    problem = Problem.of(x, x + 0.1, *(logs[::-1] if turned else logs))
+    assert solve_clusters(problem, no_solver, snap=True) is None
+
+
+def test_the_mass_of_a_cluster_is_the_lesser_of_two_that_rounding_tells_apart() -> None:
+    is_less = set()
+    for seed in range(8):
+        rng = np.random.default_rng(seed)
+        a, b = rng.dirichlet(np.ones(20), size=2)
+        for part in (slice(10), slice(10, None)):
+            b[part] *= a[part].sum() / b[part].sum()
+        x = np.repeat([[0.0], [50.0]], 10, 0)
+        p = Problem.of(x, x, np.log(a), np.log(b))
+        parts = [clusters._Cluster(k, k) for k in (np.arange(10), np.arange(10, 20))]
+        found = clusters._log_masses(p, parts, snap=True)
+        for k, (rows, cols) in enumerate(parts):
+            mine, theirs = (np.logaddexp.reduce(t) for t in (p.logs_a[rows], p.logs_b[cols]))
+            assert found[k] <= min(mine, theirs) + 2e-16
+            is_less.add(np.sign(mine - theirs))
+    assert {-1.0, 1.0} <= is_less
 
 
 def test_counts_have_to_agree_in_every_cluster() -> None:

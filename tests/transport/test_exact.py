@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -172,6 +173,41 @@ def test_potentials_of_permutations_reach_along_chains(sizes: list[int]) -> None
     np.testing.assert_array_equal(sigma, np.broadcast_to(np.arange(80), y.shape))
     matched = np.take_along_axis(costs, sigma[..., None], -1)[..., 0]
     np.testing.assert_allclose(f.sum(1) + g.sum(1), matched.sum(1), rtol=1e-12)
+
+
+def _message(code: int) -> str:
+    return "not optimal"
+
+
+def _older(*args: object) -> tuple:
+    raise TypeError("emd_c() takes exactly 5 positional arguments")
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("emd_c", lambda plan, value, f, g, code: (plan, 2 * value, f, g, code)),
+        ("emd_c", lambda plan, value, f, g, code: (plan, value, f, g / 2, code)),
+        ("emd_c", lambda plan, value, f, g, code: (plan[::-1], value, f, g, code)),
+        ("emd_c_sparse", lambda i, j, mass, cost, u, v, code: (i, j, mass / 2, cost, u, v, code)),
+        ("emd_c_sparse", lambda i, j, mass, cost, u, v, code: (i, j, mass, cost, u, -v, code)),
+        ("emd_c_sparse", _older),
+        ("check_result", _message),
+        ("", None),
+    ],
+)
+def test_a_core_that_solves_a_known_problem_wrongly_is_none(monkeypatch, name, change) -> None:
+    right = core.compiled_core()
+    if right is None:
+        pytest.skip("there is no compiled core")
+    names = "emd_c", "emd_c_sparse", "check_result"
+    fake = SimpleNamespace(**{t: getattr(right, t) for t in names})
+    if name == "check_result":
+        fake.check_result = change
+    elif name:
+        setattr(fake, name, lambda *args: change(*getattr(right, name)(*args)))
+    monkeypatch.setitem(sys.modules, "ot.lp.emd_wrap", fake)
+    assert core.compiled_core.__wrapped__() is (None if name else fake)
 
 
 def test_the_core_is_loaded_without_the_package_and_leaves_nothing_behind() -> None:
