@@ -287,3 +287,14 @@ def test_potentials_of_clusters_are_feasible_between_them_too(order: int) -> Non
     assert (found.f[:, None] + found.g <= costs + 1e-7).all()
     gained = (found.f.mean() + found.g.mean()) ** (1 / order)
     assert gained == pytest.approx(float(found.lower), rel=1e-6)
+
+
+@pytest.mark.parametrize("offset", [0.0, -700.0])
+def test_the_doubt_of_a_mass_is_what_a_place_of_each_logarithm_moves(offset: float) -> None:
+    logs = offset - np.random.default_rng(0).uniform(0, 1, 1000)
+    mass, doubt = clusters._log_mass(logs)
+    for end in (-math.inf, math.inf):
+        assert abs(clusters._log_mass(np.nextafter(logs, end))[0] - mass) <= doubt
+    assert doubt <= 2**-53 * (8 + 2 * np.abs(logs).max())
+    alone, doubt = clusters._log_mass(np.zeros(1))
+    assert alone == 0 and doubt >= 4 * 2**-53  # a weight of 1 is rounded too
