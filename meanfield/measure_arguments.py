@@ -118,6 +118,4 @@ def drawn(masses: Tensor, n: int, generator: Any) -> Tensor:
     shares = masses.detach().double().cumsum(-1)
     shares = (shares / shares[..., -1:]).contiguous()
     # To the right: a draw of 0 passes absent atoms. All draws are below 1, the last share.
-    found = torch.searchsorted(shares, uniform.to(masses.device), right=True)
-    # Where nothing has mass, as in a coupling at an infinite distance, shares are NaN: the first.
-    return torch.minimum(found, (shares < 1).sum(-1, keepdim=True))
+    return torch.searchsorted(shares, uniform.to(masses.device), right=True)

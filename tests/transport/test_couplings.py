@@ -135,16 +135,3 @@ def test_a_batch_of_couplings_is_told_and_no_sparse_matrix() -> None:
     )
     with pytest.raises(ValueError, match=r"a batch of shape \(2,\)"):
         plan.to_scipy()
-
-
-def test_a_pair_at_an_infinite_distance_leaves_the_draws_of_the_others_of_its_batch() -> None:
-    s = torch.tensor([[0.0, 1.0], [0.0, 1.0]], dtype=torch.float64)
-    t = torch.tensor([[0.0, 1.0], [0.0, 0.5]], dtype=torch.float64)
-    x = torch.arange(8, dtype=torch.float64).reshape(2, 2, 2)
-    found = solve_conditional_w2(
-        ParticleMeasure(x, positions=s), ParticleMeasure(x + 1, positions=t)
-    )
-    assert found.value.tolist() == [pytest.approx(2**0.5), math.inf]
-    drawn = found.coupling.sample(50, generator=0)
-    assert (drawn.rows[0] == drawn.cols[0]).all() and set(drawn.rows[0].tolist()) == {0, 1}
-    assert (drawn.target[0] - drawn.source[0] == 1).all()

@@ -181,7 +181,7 @@ def _cells_of(
     for which in np.split(order, starts[1:]):
         inside = points[which]
         centre = (inside.min(0) + inside.max(0)) / 2
-        radius = float(np.sqrt(np.square(inside - centre).sum(-1).max()))
+        radius = float(np.sqrt(np.square(inside - centre).sum(-1).max())) * (1 + 1e-12)
         inner = _cells_of(inside, index[which], sizes[1:], device) if sizes[1:] else []
         own = torch.as_tensor(index[which], device=device)
         cells.append(_Cell(own, torch.as_tensor(centre, device=device), radius, inner))
@@ -214,7 +214,7 @@ class _Columns(NamedTuple):
         nearest[:, -2], nearest[:, -1] = 0, 1
         # 4 ‖y_j − y_j*‖²
         room = (nearest @ self.lifted.T).add_(last + 16 * slack).clamp_(min=0).sqrt_().mul_(radii)
-        kept = at_centre <= room.add_(lowest + 4 * slack)  # room for a rounded radius too
+        kept = at_centre <= room.add_(lowest + 4 * slack)
         # At least `count` columns stay: those with the smallest costs at the centre.
         few = (kept.sum(-1) < count).nonzero().squeeze(-1)
         if len(few) and count > 1:
