@@ -136,15 +136,15 @@ def kinked(
 
     off = torch.stack([lengths(side - product) for q in last for side in (q.ahead, q.behind)])
     beside = apart[-1] & (off.amin(0) <= room) & (change(step * along) > room)
+    if not bool(beside.any()):
+        return at, beside
     # Along ε lies each kink that the quotients see; the other places are for equal coordinates,
     # which may stay equal by rounding.
-    generator, t = torch.Generator().manual_seed(0), along
-    for _ in range(1 + _PLACES):
-        if not bool(beside.any()):
-            break
-        beside = beside & (change(_NEAR[points.dtype] * step * t) <= room)
-        drawn = normal_like(points, generator)
-        t = drawn.sign() * (1 + drawn.abs().clamp_max(1)) / 2
+    generator = torch.Generator().manual_seed(0)
+    drawn = normal_like(points.expand(_PLACES, *points.shape), generator)
+    near = along, *(drawn.sign() * (1 + drawn.abs().clamp_max(1)) / 2)
+    most = torch.stack([change(_NEAR[points.dtype] * step * t) for t in near]).amax(0)
+    beside = beside & (most <= room)
     return at & ~beside, beside
 
 
