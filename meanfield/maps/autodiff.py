@@ -227,6 +227,7 @@ class _Products:
     def _by_rows(self, zeros: Tensor) -> Tensor:
         """J of each measure, ``(n d_out, *batch, n, d)``, where torch has one derivative alone."""
         n, dim = zeros.shape[-2:]
+        self.backward(zeros)  # where torch has none at all, it says why
         if n * max(dim, self.mu.dim) > _BY_ROWS:
             raise NotImplementedError(
                 f"{name_of(self.map)}: expected a map that torch differentiates forwards, or "

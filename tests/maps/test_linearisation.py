@@ -211,6 +211,17 @@ def test_a_map_too_large_to_be_differentiated_row_by_row_is_refused_with_what_he
         linearize(lambda nu: nu.replace(torch.cdist(nu.points, CENTRES, p=1.0)), mu)
 
 
+@pytest.mark.parametrize("n", [5, 1500])
+def test_a_map_without_any_derivative_ends_with_what_torch_says_of_it(n):
+    class Old(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return 3 * x
+
+    with pytest.raises(RuntimeError, match="setup_context"):
+        linearize(lambda nu: nu.replace(Old.apply(nu.points)), ParticleMeasure(torch.rand(n, 2)))
+
+
 def test_maps_without_a_path_for_gradients_are_refused():
     ways = r"mu\.replace\(points\), or pushforward\(T, mu\)"
     refuse(lambda mu: mu.replace(2 * mu.points.detach()), ways)
